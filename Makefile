@@ -1,0 +1,33 @@
+# Every target sets itself up: a virtual environment in .venv, and what constraints.txt pins.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check bench clean
+
+demo: .venv/core
+	$(BIN)/latecomer demo
+
+test: check
+	$(BIN)/pytest
+
+check: .venv/dev
+	$(BIN)/ruff format --check -q
+	$(BIN)/ruff check -q
+	$(BIN)/mypy
+
+bench: .venv/dev
+	$(BIN)/python benchmarks/cohort.py
+	$(BIN)/python benchmarks/scale.py
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/core: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "latecomer needs Python 3.11 or newer")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt -e .
+	touch $@
+
+.venv/dev: .venv/core
+	$(BIN)/pip install -q -c constraints.txt -e '.[flower,hub,dev]'
+	touch $@

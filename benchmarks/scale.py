@@ -1,0 +1,93 @@
+"""Time and memory of one round as the federation grows, at a fixed cohort.
+
+    python benchmarks/scale.py [--clients 1000,10000,100000,1000000] [--cohort 50] [--rounds 20]
+
+Every client owns ten of 60,000 made-up examples by index. The federations take turns, and the median round of each
+counts. Memory is counted exactly: the bytes of every tensor that a client costs beyond its index rows, and the growth
+of the process beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import time
+
+import torch
+
+from common import where
+from latecomer import Federation, make_task
+from latecomer.data.federation import Examples, Rows
+from latecomer.engines import make
+from latecomer.methods.fedavg import FedAvg
+from latecomer.nets.models import builder
+from latecomer.train import Plan, Training
+
+OWNED = {"train": 8, "val": 1, "test": 1}
+
+
+def federation(clients: int) -> Federation:
+    """Index rows only; the examples are shared."""
+    generator = torch.Generator().manual_seed(0)
+    examples = Examples(
+        torch.randint(256, (60_000, 8, 8, 1), generator=generator, dtype=torch.uint8),
+        torch.randint(10, (60_000,), generator=generator),
+        classes=10,
+    )
+    splits = {
+        split: Rows(
+            torch.randint(60_000, (clients * count,), generator=generator, dtype=torch.int32),
+            torch.arange(clients + 1) * count,
+        )
+        for split, count in OWNED.items()
+    }
+    columns = {"labelled": torch.ones(clients, dtype=torch.bool), "rotation": torch.zeros(clients, dtype=torch.int16)}
+    return Federation(examples, **splits, **columns, members=clients)
+
+
+def bytes_each(built: Federation) -> float:
+    """Bytes a client costs beyond its index rows, by the tensors that hold them."""
+    columns = [built.labelled, built.rotation, built.weight, *(built.rows(split).start for split in OWNED)]
+    return sum(column.numel() * column.element_size() for column in columns) / len(built)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", default="1000,10000,100000,1000000")
+    parser.add_argument("--cohort", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=20)
+    options = parser.parse_args()
+    print(where())
+    trainings: dict[int, Training] = {}
+    growth: dict[int, int] = {}
+    for clients in map(int, options.clients.split(",")):
+        before = peak()
+        built = federation(clients)
+        method = FedAvg(task=make_task(built, builder("mlp", (1, 8, 8))), clients=clients, members=clients, batch=8)
+        plan = Plan(rounds=10**9, cohort=options.cohort)
+        trainings[clients] = Training(method, [built], make("vector", method, [built]), plan)
+        growth[clients] = peak() - before
+    seconds: dict[int, list[float]] = {clients: [] for clients in trainings}
+    for number in range(options.rounds + 2):  # the first two warm up
+        for clients, training in trainings.items():
+            began = time.perf_counter()
+            training.advance()
+            if number >= 2:
+                seconds[clients].append(time.perf_counter() - began)
+    first = statistics.median(next(iter(seconds.values())))
+    for clients, times in seconds.items():
+        median = statistics.median(times)
+        each = bytes_each(trainings[clients].federations[0])
+        print(
+            f"{clients:9,} clients  {1000 * median:8.2f} ms a round  {median / first:5.2f} x the first  "
+            f"{each:5.1f} bytes a client beyond index rows  process grew by {growth[clients] / 2**20:7.1f} MiB"
+        )
+
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main()

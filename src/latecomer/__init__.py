@@ -1,0 +1,79 @@
+"""latecomer: every client of a federation gets its own model, also the one that arrives tomorrow.
+
+The names below are the public door; everything else may move. They load when first used, so that `import latecomer`
+and the command line start fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from . import train, tree
+    from .clients import Clients, Replies, Sending
+    from .data import Federation, federate
+    from .engines import make as make_engine
+    from .errors import LatecomerError
+    from .experiment import Experiment, make_task
+    from .method import Method, made
+    from .settings import setting
+    from .task import Batch, Home, Task
+    from .tree import Tree
+
+_WHERE = {
+    "Batch": "task",
+    "Clients": "clients",
+    "Experiment": "experiment",
+    "Federation": "data",
+    "Home": "task",
+    "LatecomerError": "errors",
+    "Method": "method",
+    "Replies": "clients",
+    "Sending": "clients",
+    "Task": "task",
+    "Tree": "tree",
+    "federate": "data",
+    "made": "method",
+    "make_engine": "engines:make",
+    "make_task": "experiment",
+    "setting": "settings",
+    "train": "train:",
+    "tree": "tree:",
+}
+
+__all__ = [
+    "Batch",
+    "Clients",
+    "Experiment",
+    "Federation",
+    "Home",
+    "LatecomerError",
+    "Method",
+    "Replies",
+    "Sending",
+    "Task",
+    "Tree",
+    "__version__",
+    "federate",
+    "made",
+    "make_engine",
+    "make_task",
+    "setting",
+    "train",
+    "tree",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'latecomer' has no attribute {name!r}")
+    module, _, attribute = _WHERE[name].partition(":")
+    found = importlib.import_module(f".{module}", __name__)
+    return found if _WHERE[name].endswith(":") else getattr(found, attribute or name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,80 @@
+"""What there is to choose from, read from the source files: importing them would import torch, which takes seconds."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from .. import methods
+
+_PACKAGE = Path(__file__).parent.parent
+
+Names = dict[str, str]
+"""A name, and what it means in one line."""
+
+
+def data() -> Names:
+    """The named sets, and around them what the head of the file says of digits and of a user's own."""
+    path = "data/sources.py"
+    known = {}
+    for name, call in _table(path, "_KNOWN").items():
+        classes, hub = (ast.literal_eval(part) for part in ([*_positional(call), ast.Constant("")])[:2])
+        origin = f"{name}.npz in $LATECOMER_DATA" + (f", else {hub} on Hugging Face" if hub else "")
+        known[name] = f"{classes} classes; {origin}"
+    lines = re.findall(r"^ {4}(\S+) {2,}(\S.*)$", ast.get_docstring(_parsed(path), clean=False) or "", re.MULTILINE)
+    return dict(lines[:1]) | dict(sorted(known.items())) | dict(lines[1:])
+
+
+def partitions() -> Names:
+    return _described("data/partitions.py", "PARTITIONS")
+
+
+def models() -> Names:
+    return _described("nets/models.py", "MODELS")
+
+
+def engines() -> Names:
+    return {name: str(ast.literal_eval(text)) for name, text in _table("engines/__init__.py", "NAMES").items()}
+
+
+KINDS: dict[str, Callable[[], Names]] = {
+    "methods": methods.names,
+    "data": data,
+    "partitions": partitions,
+    "models": models,
+    "engines": engines,
+}
+
+
+def _described(path: str, registry: str) -> Names:
+    """The first docstring line of the function or class that a registry holds under each name."""
+    lines = {
+        node.name: (ast.get_docstring(node) or "").split("\n")[0]
+        for node in _parsed(path).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    return {name: lines.get(ast.unparse(value), "") for name, value in _table(path, registry).items()}
+
+
+def _table(path: str, name: str) -> dict[str, ast.expr]:
+    """A dict that a file assigns to a name at its top level."""
+    for node in _parsed(path).body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, ast.Dict):
+            continue
+        target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+        if isinstance(target, ast.Name) and target.id == name:
+            pairs = zip(node.value.keys, node.value.values, strict=True)
+            return {ast.literal_eval(key): value for key, value in pairs if key is not None}
+    raise LookupError(f"{path} assigns nothing to {name}")
+
+
+def _positional(call: ast.expr) -> list[ast.expr]:
+    return call.args if isinstance(call, ast.Call) else []
+
+
+@cache
+def _parsed(path: str) -> ast.Module:
+    return ast.parse((_PACKAGE / path).read_text(encoding="utf-8"))

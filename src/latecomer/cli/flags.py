@@ -1,0 +1,58 @@
+"""Words of a command line become raw values of settings: --name value, --name=value, --switch, --no-switch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Any, get_type_hints
+
+from ..errors import SettingError, UnknownName
+from ..settings import flag, settings_of
+
+
+def switches(kind: Any) -> set[str]:
+    """The settings of a dataclass that are true or false; they need no value."""
+    hints = get_type_hints(kind)
+    return {name for name in settings_of(kind) if hints[name] is bool}
+
+
+def read(words: Collection[str], names: Collection[str], switches: Collection[str] = ()) -> dict[str, str]:
+    """Every word belongs to a setting called one of `names`, given once; `switches` are those that need no value."""
+    given: dict[str, str] = {}
+    rest = deque(words)
+    while rest:
+        name, value = _next(rest, names, switches)
+        if name in given:
+            raise SettingError(f"{flag(name)} is given twice.")
+        given[name] = value
+    return given
+
+
+def pull(words: Sequence[str], name: str) -> tuple[str, list[str]]:
+    """The value of one setting (empty if it is not given), and the words without it."""
+    for place, word in enumerate(words):
+        if word.partition("=")[0] == flag(name):
+            end = place + (1 if "=" in word else 2)
+            return read(words[place:end], [name])[name], [*words[:place], *words[end:]]
+    return "", list(words)
+
+
+def _next(rest: deque[str], names: Collection[str], switches: Collection[str]) -> tuple[str, str]:
+    word = rest.popleft()
+    if not word.startswith("--"):
+        raise SettingError(f"{word!r} is one word too many; settings are given as --name value.")
+    text, equals, value = word[2:].partition("=")
+    name = text.replace("-", "_")
+    if name not in names and name.removeprefix("no_") in switches:
+        if equals:
+            raise SettingError(f"--{text} takes no value; got {value!r}.")
+        return name.removeprefix("no_"), "false"
+    if name not in names:
+        raise UnknownName("setting", text, [flag(known)[2:] for known in names])
+    if equals:
+        return name, value
+    if name in switches and not (rest and rest[0].lower() in ("true", "false")):
+        return name, "true"
+    if not rest or rest[0].startswith("--"):
+        raise SettingError(f"{flag(name)} needs a value.")
+    return name, rest.popleft()

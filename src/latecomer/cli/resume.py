@@ -1,0 +1,35 @@
+"""latecomer resume: go on where a stopped run's last checkpoint is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import SettingError
+from . import screen
+from .drive import drive
+
+USAGE = """Usage: latecomer resume FOLDER
+
+Goes on where the last checkpoint of a stopped run is, with the settings of that run; the result is the same as if it
+had never stopped.
+"""
+
+
+def main(words: list[str]) -> int:
+    folders = [word for word in words if not word.startswith("-")]
+    if len(folders) < len(words):
+        raise SettingError(
+            f"A run cannot be resumed with other settings, such as {next(w for w in words if w.startswith('-'))}; "
+            "it goes on with those in its settings.toml."
+        )
+    if len(folders) != 1:
+        raise SettingError(f"latecomer resume takes one run folder; got {' '.join(folders) or 'none'}.")
+    with screen.working("Preparing"):
+        from ..experiment import Run
+
+        run = Run.resume(Path(folders[0]))
+    return drive(run)
+
+
+def explain(words: list[str]) -> None:
+    print(USAGE, end="")

@@ -1,0 +1,289 @@
+"""The boundary between server and clients.
+
+A method calls `clients.run(self.step, shared=..., each=...)`; everything that crosses is an argument or the return
+value of that call. Names, faults, bytes, non-finite replies and the ledger are handled here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from . import tree
+from .errors import ProtocolError
+from .tree import Tree
+
+Step = Callable[..., Tree]
+By = Literal["clients", "examples"]
+
+
+@dataclass(frozen=True)
+class Sending:
+    """What goes to the clients: the same for all, a row for each, and names of what they hold already this round."""
+
+    shared: Tree = field(default_factory=dict)
+    each: Tree = field(default_factory=dict)
+    recall: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What came back: rows in the order of the cohort, zero where a client was silent."""
+
+    each: Tree
+    heard: Tensor  # [cohort] bool: who answered
+    weight: Tensor  # [cohort]: labelled examples; zero where silent
+
+    def share(self, by: By = "clients") -> Tensor:
+        """What each client counts for in a mean; zero where silent, and the rest add up to one."""
+        weight = self.heard.float() if by == "clients" else self.weight
+        return weight / weight.sum().clamp(min=1)
+
+    def mean(self, by: By = "clients") -> Tree:
+        return _weighted(self.share(by), self.each)
+
+    def sum(self) -> Tree:
+        return tree.map(lambda leaf: leaf.sum(0), self.each)
+
+
+@dataclass
+class Ask:
+    """One exchange as an engine sees it: who is asked what. The engine answers by calling `take`, once or in parts."""
+
+    run: int  # which of the federations in lockstep
+    round: int
+    ids: Tensor  # [cohort], on the CPU
+    silent: Tensor  # [cohort] bool, on the engine's device: their answers will be ignored, their memory stays as it is
+    shared: Tree
+    each: Tree  # rows in the order of ids
+    recalled: Tree  # what every client was sent earlier this round; it does not travel again
+    scratch: int | None  # None in training; else the number of an evaluation, whose memories are not kept
+    collector: Collector
+
+    def take(self, rows: slice, each: Tree, weight: Tensor, heard: Tensor) -> None:
+        self.collector.take(rows, each, weight, heard & ~self.silent[rows])
+
+
+class Engine(Protocol):
+    """Runs a client step for the clients of one or several asks (several: seeds in lockstep)."""
+
+    device: torch.device
+
+    def exchange(self, step: str, asks: Sequence[Ask]) -> None: ...
+
+    def memories(self, run: int) -> Tree:
+        """What the clients of a run have kept, for a checkpoint; empty where the engine cannot know."""
+
+    def remember(self, run: int, kept: Tree) -> None:
+        """The way back."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One line of the ledger. Counts stay tensors until they are written, so that a round never waits for the GPU."""
+
+    round: int
+    step: str
+    asked: Tensor
+    answered: Tensor
+    down_each: int  # bytes to one client
+    up_each: int  # bytes from one client
+    seconds: Callable[[], float]
+
+    def line(self) -> dict[str, Any]:
+        asked, answered = int(self.asked), int(self.answered)
+        return {
+            "round": self.round,
+            "step": self.step,
+            "asked": asked,
+            "answered": answered,
+            "down": asked * self.down_each,
+            "up": answered * self.up_each,
+            "seconds": round(self.seconds(), 6),
+        }
+
+
+class Collector:
+    """Gathers an exchange's answers part by part; with `fold` it keeps only their weighted sum."""
+
+    def __init__(self, fold: By | None) -> None:
+        self.fold = fold
+        self.parts: list[Tree] = []
+        self.weights: list[Tensor] = []
+        self.heards: list[Tensor] = []
+        self.up_each = 0
+
+    def take(self, rows: slice, each: Tree, weight: Tensor, heard: Tensor) -> None:
+        each = tree.detach(each)
+        heard = heard & tree.finite(each, rows=True).to(heard.device)  # nonsense is silence
+        each = tree.map(lambda leaf: torch.where(tree.align(heard, leaf), leaf, torch.zeros_like(leaf)), each)
+        weight = weight * heard
+        self.up_each = tree.nbytes(each) // max(len(heard), 1)
+        self.heards.append(heard)
+        self.weights.append(weight)
+        if self.fold is None:
+            self.parts.append(each)
+            return
+        total = _weighted(heard.float() if self.fold == "clients" else weight, each)
+        self.parts = [tree.add(self.parts[0], total)] if self.parts else [total]
+
+    def replies(self) -> Replies:
+        return Replies(tree.concatenate(self.parts), torch.cat(self.heards), torch.cat(self.weights))
+
+    def mean(self) -> Tree:
+        counts = self.heards if self.fold == "clients" else self.weights
+        total = torch.stack([count.sum() for count in counts]).sum().clamp(min=1)
+        return tree.map(lambda leaf: leaf / total.to(leaf.dtype), self.parts[0])
+
+
+@dataclass
+class Clients:
+    """A cohort, seen from the server."""
+
+    engine: Engine
+    ids: Tensor
+    round: int
+    run_index: int = 0
+    scratch: int | None = None
+    faults: Callable[[Tensor, int, str], Tensor] | None = None  # (ids, round, step) -> who falls silent
+    ledger: list[Exchange] = field(default_factory=list)
+    silent: Tensor | None = None  # silent once, silent for the rest of the round
+    held: Tree = field(default_factory=dict)  # what every client was sent earlier this round
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def index(self) -> Tensor:
+        """The ids on the server's device, to look clients up in a table."""
+        return tree.upload(self.ids, self.engine.device)
+
+    def run(
+        self, step: Step, *, shared: Tree | None = None, each: Tree | None = None, recall: Sequence[str] = ()
+    ) -> Replies:
+        """Let every client of the cohort do `step`, and gather the replies as rows."""
+        return self._exchange(step, Sending(shared or {}, each or {}, tuple(recall)), None).replies()
+
+    def mean(
+        self,
+        step: Step,
+        *,
+        shared: Tree | None = None,
+        each: Tree | None = None,
+        recall: Sequence[str] = (),
+        by: By = "clients",
+    ) -> Tree:
+        """The mean of the replies; they are folded as they come and never stacked."""
+        return self._exchange(step, Sending(shared or {}, each or {}, tuple(recall)), by).mean()
+
+    def only(self, which: Tensor) -> Clients:
+        """The clients of this cohort for which the mask (on the CPU) holds."""
+        silent = None if self.silent is None else self.silent[which.to(self.silent.device)]
+        return replace(self, ids=self.ids[which], silent=silent, held={})
+
+    def turns(self, count: int) -> list[Clients]:
+        """The same cohort for `count` rounds of its own, each with batches of its own (for fitting a latecomer)."""
+        return [replace(self, round=self.round - 1 - k, held={}) for k in range(count)]
+
+    def _exchange(self, step: Step, sending: Sending, fold: By | None) -> Collector:
+        name = step.__name__
+        self._check(step, sending)
+        shared, each = tree.detach(sending.shared), tree.detach(sending.each)
+        silent = torch.zeros(len(self.ids), dtype=torch.bool, device=self.engine.device)
+        if self.silent is not None:
+            silent = self.silent
+        if self.faults is not None:
+            silent = silent | tree.upload(self.faults(self.ids, self.round, name), silent.device)
+        collector = Collector(fold)
+        recalled = {key: self.held[key] for key in sending.recall}
+        watch = Stopwatch(self.engine.device)
+        self.engine.exchange(
+            name, [Ask(self.run_index, self.round, self.ids, silent, shared, each, recalled, self.scratch, collector)]
+        )
+        heard = torch.cat(collector.heards)
+        down = tree.nbytes(shared) + tree.nbytes(each) // max(len(self.ids), 1)
+        self.ledger.append(
+            Exchange(self.round, name, (~silent).sum(), heard.sum(), down, collector.up_each, watch.stop())
+        )
+        self.silent = ~heard
+        self.held = self.held | shared
+        return collector
+
+    def _check(self, step: Step, sending: Sending) -> None:
+        name, shared, each = step.__name__, sending.shared, sending.each
+        if both := shared.keys() & each.keys():
+            raise ProtocolError(f"Step {name!r} is sent {_list(both)} both as shared and as each.")
+        if unknown := set(sending.recall) - self.held.keys():
+            raise ProtocolError(f"Step {name!r} recalls {_list(unknown)}, but this round sent only {_list(self.held)}.")
+        given = shared.keys() | each.keys() | set(sending.recall)
+        required, allowed = wire_names(step)
+        if missing := required - given:
+            raise ProtocolError(f"Step {name!r} needs {_list(missing)}, which was not sent.")
+        if allowed is not None and (unknown := given - allowed):
+            raise ProtocolError(f"Step {name!r} is sent {_list(unknown)} but takes only {_list(allowed)}.")
+        for path, leaf in tree.flatten(each).items():
+            if leaf.ndim == 0 or len(leaf) != len(self.ids):
+                raise ProtocolError(
+                    f"Step {name!r}: {path!r} is sent to each of {len(self.ids)} clients but has shape {[*leaf.shape]}."
+                )
+
+
+@lru_cache(maxsize=256)
+def _signature(function: Any) -> tuple[frozenset[str], frozenset[str] | None]:
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.POSITIONAL_OR_KEYWORD]
+    names = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+    required = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
+    return required, None if any(p.kind is p.VAR_KEYWORD for p in parameters) else names
+
+
+def wire_names(step: Step) -> tuple[frozenset[str], frozenset[str] | None]:
+    """The names a step needs, and those it takes (None: any): its keyword parameters are the wire names."""
+    return _signature(getattr(step, "__func__", step))
+
+
+class Stopwatch:
+    """Seconds between start and stop; on a GPU by events, read only when asked, so that nothing waits."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.began = self._now()
+
+    def _now(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def stop(self) -> Callable[[], float]:
+        began, ended = self.began, self._now()
+        if self.device.type != "cuda":
+            return lambda: float(ended - began)
+
+        def read() -> float:
+            ended.synchronize()
+            return float(began.elapsed_time(ended)) / 1000
+
+        return read
+
+
+def _weighted(weight: Tensor, rows: Tree) -> Tree:
+    """The sum of all rows, each times its weight; counts become fractions."""
+
+    def total(leaf: Tensor) -> Tensor:
+        leaf = leaf if leaf.is_floating_point() else leaf.float()
+        summed: Tensor = torch.tensordot(weight.to(leaf.dtype), leaf, dims=1)
+        return summed
+
+    return tree.map(total, rows)
+
+
+def _list(names: Any) -> str:
+    return ", ".join(repr(name) for name in sorted(names)) or "nothing"

@@ -1,0 +1,257 @@
+"""The packed federation: one tensor of examples, and per client only rows of indices into it.
+
+Clients own rows, not copies: a million clients cost their index rows and some thirty bytes each.
+Members (who take part in training) come first; latecomers follow them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """What all clients' rows point into. Images are uint8 [N, height, width, channels]; `y` is -1 where unknown."""
+
+    x: Tensor
+    y: Tensor
+    classes: int
+    mean: tuple[float, ...] = ()  # per channel, of pixels in [0, 1]; empty: pixels are only divided by 255
+    std: tuple[float, ...] = ()
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example as a model sees it (channels first)."""
+        if not self.images:
+            return tuple(self.x.shape[1:])
+        height, width, channels = self.x.shape[1:]
+        return (channels, height, width)
+
+    @property
+    def images(self) -> bool:
+        return self.x.dtype == torch.uint8 and self.x.ndim == 4
+
+    def to(self, device: torch.device) -> Examples:
+        return Examples(self.x.to(device), self.y.to(device), self.classes, self.mean, self.std)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """For every client its indices into the examples, end to end."""
+
+    index: Tensor  # int32 [total]
+    start: Tensor  # int64 [clients + 1]
+
+    @staticmethod
+    def of(rows: Sequence[Any]) -> Rows:
+        sizes = [len(row) for row in rows]
+        start = torch.zeros(len(rows) + 1, dtype=torch.int64)
+        start[1:] = torch.tensor(sizes, dtype=torch.int64).cumsum(0)
+        flat = np.concatenate([np.asarray(row, np.int64) for row in rows]) if len(rows) else np.zeros(0, np.int64)
+        return Rows(torch.from_numpy(flat.astype(np.int32)), start)
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    def __getitem__(self, client: int) -> Tensor:
+        return self.index[int(self.start[client]) : int(self.start[client + 1])]
+
+    @property
+    def sizes(self) -> Tensor:
+        return self.start.diff()
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Who owns which examples, and what is known about each client."""
+
+    examples: Examples
+    train: Rows
+    val: Rows
+    test: Rows
+    members: int  # clients 0 .. members-1 train; the rest are latecomers
+    labelled: Tensor  # bool [clients]: whether a client's train and val labels may be seen
+    rotation: Tensor  # int16 [clients]: degrees by which all images of a client are turned
+    seed: int = 0  # of the split and of the batches
+    notes: tuple[str, ...] = field(default=())  # what a user should know about the split (clients dropped, say)
+
+    def __post_init__(self) -> None:
+        for split in SPLITS:
+            if len(self.rows(split)) != len(self):
+                raise DataError(f"The {split} split has {len(self.rows(split))} clients, the train split {len(self)}.")
+        if not 0 < self.members <= len(self):
+            raise DataError(f"Of {len(self)} clients {self.members} are members; at least one must be, at most all.")
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    def rows(self, split: str) -> Rows:
+        rows: Rows = getattr(self, split)
+        return rows
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """Labelled training examples of every client: what it weighs in a mean by examples."""
+        known = (self.examples.y >= 0).cpu()
+        if bool(known.all()):
+            return self.train.sizes.to(torch.int32) * self.labelled
+        counts = torch.zeros(len(self.train.index) + 1, dtype=torch.int32)
+        counts[1:] = known[self.train.index.long()].cumsum(0)
+        return counts[self.train.start].diff() * self.labelled
+
+    def largest(self, split: str) -> int:
+        return int(self.rows(split).sizes.max())
+
+    def traits(self, client: int) -> dict[str, Any]:
+        """What is written about a client beside its score."""
+        y = self.examples.y[self.train[client].long()]
+        counts = torch.bincount(y[y >= 0], minlength=self.examples.classes)
+        return {
+            "seen": client < self.members,
+            "labelled": bool(self.labelled[client]),
+            "rotation": int(self.rotation[client]),
+            **{f"{split}_examples": len(self.rows(split)[client]) for split in SPLITS},
+            "classes": " ".join(f"{k}:{n}" for k, n in enumerate(counts.tolist()) if n),
+        }
+
+    @staticmethod
+    def from_arrays(
+        x: Any,
+        y: Any,
+        *,
+        train: Sequence[Any],
+        test: Sequence[Any],
+        val: Sequence[Any] | None = None,
+        members: int | None = None,
+        classes: int | None = None,
+        labelled: Any = None,
+        rotation: Any = None,
+        mean: tuple[float, ...] = (),
+        std: tuple[float, ...] = (),
+        seed: int = 0,
+        notes: tuple[str, ...] = (),
+    ) -> Federation:
+        """A federation from arrays: `train[i]` holds the indices into `x` and `y` that client i trains on.
+
+        Images are uint8, [N, height, width] or [N, height, width, channels]; any other dtype reaches the model as it
+        is. A client without training examples, or without test examples, is dropped, and `notes` says so.
+        """
+        x, y = _tensor(x, "x"), _tensor(y, "y")
+        _check_arrays(x, y)
+        y = y.long()
+        if x.dtype == torch.uint8 and x.ndim == 3:
+            x = x[..., None]
+        classes = classes or int(y.max()) + 1
+        if bool((y >= classes).any()) or bool((y < -1).any()):
+            raise DataError(
+                f"Labels must lie in 0..{classes - 1} (or be -1 where unknown); found {_worst(y, classes)}."
+            )
+        count = len(train)
+        val = [[] for _ in range(count)] if val is None else val
+        rows: Mapping[str, Sequence[Any]] = {"train": train, "val": val, "test": test}
+        for split, owned in rows.items():
+            if len(owned) != count:
+                raise DataError(f"{split} has rows for {len(owned)} clients, train for {count}.")
+        members = count if members is None else members
+        kept = [k for k in range(count) if len(rows["train"][k]) and len(rows["test"][k])]
+        if len(kept) < count:
+            notes += (
+                f"{count - len(kept)} of {count} clients had no example to train or to test on and were dropped.",
+            )
+        if not any(k < members for k in kept):
+            raise DataError(f"None of the {members} training clients has examples both to train and to test on.")
+        pick = torch.tensor(kept)
+        return Federation(
+            Examples(x, y, classes, mean, std),
+            **{split: _checked(Rows.of([rows[split][k] for k in kept]), split, len(x)) for split in SPLITS},
+            members=sum(k < members for k in kept),
+            labelled=_column(labelled, True, count, torch.bool)[pick],
+            rotation=_column(rotation, 0, count, torch.int16)[pick],
+            seed=seed,
+            notes=notes,
+        )
+
+
+def _column(values: Any, default: Any, count: int, dtype: torch.dtype) -> Tensor:
+    column = torch.full((count,), default, dtype=dtype) if values is None else torch.as_tensor(values, dtype=dtype)
+    if column.shape != (count,):
+        raise DataError(f"labelled and rotation have one entry a client, {count} in all; found {len(column)}.")
+    return column
+
+
+def _tensor(values: Any, name: str) -> Tensor:
+    array = np.require(values, requirements=("C", "W"))  # torch warns about memory that must not be written to
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{name} holds {array.dtype} values; they must be numbers.")
+    return torch.from_numpy(array)
+
+
+def _checked(rows: Rows, split: str, examples: int) -> Rows:
+    low, high = (int(rows.index.min()), int(rows.index.max())) if len(rows.index) else (0, 0)
+    if low < 0 or high >= examples:
+        raise DataError(f"{split} names example {low if low < 0 else high}; there are examples 0 to {examples - 1}.")
+    return rows
+
+
+def _worst(y: Tensor, classes: int) -> int:
+    return int(y.max()) if int(y.max()) >= classes else int(y.min())
+
+
+def _check_arrays(x: Tensor, y: Tensor) -> None:
+    if len(x) != len(y) or y.ndim != 1:
+        raise DataError(
+            f"x has {len(x)} examples but y has shape {tuple(y.shape)}; there must be one label an example."
+        )
+    if not len(x):
+        raise DataError("The data set is empty.")
+    if y.is_floating_point() and bool((y != y.floor()).any()):
+        raise DataError(f"y holds labels that are not whole numbers, {float(y[y != y.floor()][0])} for example.")
+    if x.is_floating_point():
+        bad = (~x.isfinite()).sum().item()
+        if bad:
+            raise DataError(f"x holds {bad} values that are not finite numbers (NaN or infinity).")
+
+
+def turns(shape: tuple[int, ...], degrees: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """For every angle, which pixels (and with what weight) make up each pixel of the turned image.
+
+    Bilinear: four taps a pixel, or one where every angle is a multiple of 90 degrees. Returns indices and weights,
+    both [angles, taps, height * width]; what lies outside the image weighs nothing. Positive angles turn against the
+    clock, as `torch.rot90` does.
+    """
+    height, width = shape[-2:]
+    sides = (torch.arange(side, dtype=torch.float64) for side in (height, width))
+    row, column = torch.meshgrid(*sides, indexing="ij")
+    row, column = row - (height - 1) / 2, column - (width - 1) / 2
+    index, weight = [], []
+    for angle in degrees:
+        sine, cosine = round(math.sin(math.radians(angle)), 12), round(math.cos(math.radians(angle)), 12)
+        source_row = cosine * row + sine * column + (height - 1) / 2
+        source_column = -sine * row + cosine * column + (width - 1) / 2
+        top, left = source_row.floor(), source_column.floor()
+        down, right = source_row - top, source_column - left
+        corners = []
+        for dr, wr in ((0, 1 - down), (1, down)):
+            for dc, wc in ((0, 1 - right), (1, right)):
+                r, c = top + dr, left + dc
+                inside = (r >= 0) & (r < height) & (c >= 0) & (c < width)
+                place = r.clamp(0, height - 1) * width + c.clamp(0, width - 1)
+                corners.append((place.long().flatten(), (wr * wc * inside).float().flatten()))
+        index.append(torch.stack([place for place, _ in corners]))
+        weight.append(torch.stack([share for _, share in corners]))
+    taps, shares = torch.stack(index), torch.stack(weight)
+    if all(angle % 90 == 0 for angle in degrees) and height == width:
+        return taps[:, :1], shares[:, :1]
+    return taps, shares

@@ -1,0 +1,67 @@
+"""Randomness as a pure function of numbers: the same on every engine, device and chunk size.
+
+`mix` is a counter-based hash in 64-bit integer arithmetic (the finaliser of SplitMix64, Steele et al., OOPSLA 2014).
+`shuffled` is the swap-or-not shuffle (Hoang, Morris, Rogaway, CRYPTO 2012): it computes single places of a random
+permutation of any length without building the permutation. Both work under `vmap` and inside a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import Tensor
+
+ROUNDS = 16
+"""Swap-or-not rounds: enough that tests/test_shuffle.py cannot tell the result from a uniform permutation."""
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number; torch has no unsigned 64-bit arithmetic
+_FIRST, _SECOND = -4658895280553007687, -7723592293110705685
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # torch shifts arithmetically; the mask makes it logical
+
+
+def _finalise(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _FIRST
+    x = (x ^ _shift(x, 27)) * _SECOND
+    return x ^ _shift(x, 31)
+
+
+def mix(*numbers: Tensor | int) -> Tensor:
+    """One well-mixed 64-bit number from several (broadcast against each other; at least one is a tensor)."""
+    device = next(number.device for number in numbers if isinstance(number, Tensor))
+    state = torch.zeros((), dtype=torch.int64, device=device)
+    for number in numbers:
+        state = _finalise(state + _GOLDEN ^ number)
+    return state
+
+
+def purpose(name: str) -> int:
+    """A number for the use to which randomness is put, so that two uses never share it."""
+    return zlib.crc32(name.encode())
+
+
+def uniform(key: Tensor) -> Tensor:
+    """A number in [0, 1) from a hash."""
+    return _shift(key, 11).to(torch.float64) * 2.0**-53
+
+
+def shuffled(place: Tensor, size: Tensor, key: Tensor) -> Tensor:
+    """Where the random permutation of `size` things named by `key` sends `place` (all broadcast, 0 <= place < size)."""
+    counter = torch.arange(2 * ROUNDS, device=key.device)
+    words = _finalise(key[..., None] + counter * _GOLDEN)
+    pivots = (words[..., :ROUNDS] >> 1).remainder(size[..., None])
+    multipliers = words[..., ROUNDS:]
+    for k in range(ROUNDS):
+        partner = (pivots[..., k] - place).remainder(size)
+        swap = torch.maximum(place, partner) * multipliers[..., k] + pivots[..., k] < 0  # the sign is a random bit
+        place = torch.where(swap, partner, place)
+    return place
+
+
+def sample(count: int, population: int, *key: int) -> Tensor:
+    """`count` distinct numbers below `population`; the cost does not grow with the population."""
+    name = mix(torch.tensor(key[0], dtype=torch.int64), *key[1:])
+    return shuffled(torch.arange(count), torch.tensor(population), name)

@@ -1,0 +1,59 @@
+"""Engines: what runs behind `Clients.run`. One verb, `exchange`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..clients import Engine
+from ..data.federation import Federation
+from ..errors import SettingError, UnknownName
+from ..method import Method
+
+NAMES = {
+    "auto": "the faster of vector and loop for this model and device, by timing both",
+    "vector": "all clients of a round at once (vmap), in chunks; CUDA graphs on a GPU",
+    "loop": "one client at a time; errors name client, round, step and argument",
+    "flower": "real Flower messages through an in-process grid (extra 'flower')",
+}
+
+
+def make(
+    name: str,
+    method: Method,
+    federations: Sequence[Federation],
+    device: str = "auto",
+    *,
+    chunk: int = 0,
+    graphs: bool = True,
+) -> Engine:
+    """An engine by name."""
+    where = pick_device(device)
+    if name == "auto":
+        from .auto import faster
+
+        name = faster(method, federations, where)
+    if name == "vector":
+        from .vector import Vector
+
+        return Vector(method, federations, where, chunk=chunk, graphs=graphs)
+    if name == "loop":
+        from .loop import Loop
+
+        return Loop(method, federations, where)
+    if name == "flower":
+        from .flower import local_engine
+
+        return local_engine(method, federations)
+    raise UnknownName("engine", name, NAMES)
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda") and not name.startswith("cuda:"):
+        raise SettingError(f"--device must be cpu, cuda or auto; got {name!r}.")
+    if name != "cpu" and not torch.cuda.is_available():
+        raise SettingError(f"--device {name} asks for a GPU, but PyTorch finds none; use --device cpu.")
+    return torch.device(name)

@@ -1,0 +1,63 @@
+"""`--engine auto`: the faster of vector and loop, by timing a short piece of local training on both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import learn
+from ..clients import Clients, Engine, Sending
+from ..data.federation import Federation
+from ..method import Method
+from ..task import Home
+from ..tree import Tree
+from .loop import Loop
+from .vector import Vector
+
+ROWS, STEPS, BATCH, REPEATS = 5, 3, 32, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Probe(Method):
+    """What nearly all methods spend their time on: a few steps of local training, each client from its own weights."""
+
+    def fit(self, home: Home, *, params: Tree) -> Tree:
+        return learn.SGD(lr=1e-3, momentum=0.9)(self.task.loss, params, home.batches(STEPS, BATCH))
+
+    def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:
+        return self.task.logits(sent["params"], x)
+
+    def init(self, generator: torch.Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        clients.run(self.fit, shared=state)
+        return state
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        return Sending(shared=state)
+
+
+def faster(method: Method, federations: Sequence[Federation], device: torch.device) -> str:
+    """The name of the engine to take. On a GPU that is always `vector`."""
+    if device.type == "cuda":
+        return "vector"
+    probe = _Probe(task=method.task, clients=method.clients, members=method.members)
+    state = probe.init(torch.Generator().manual_seed(0))
+    engines: dict[str, Engine] = {
+        "vector": Vector(probe, federations[:1], device),
+        "loop": Loop(probe, federations[:1], device),
+    }
+    seconds = {name: float("inf") for name in engines}
+    ids = torch.arange(min(ROWS, federations[0].members))
+    for repeat in range(REPEATS + 1):  # the first warms up
+        for name, engine in engines.items():
+            began = time.perf_counter()
+            probe.round(state, Clients(engine, ids, repeat))
+            if repeat:
+                seconds[name] = min(seconds[name], time.perf_counter() - began)
+    return min(seconds, key=lambda name: seconds[name])

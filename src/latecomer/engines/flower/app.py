@@ -1,0 +1,116 @@
+"""On the client: a ClientApp that does the step a message names. Its data and its memory never leave it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from ... import tree
+from ...data.federation import Federation
+from ...errors import ProtocolError
+from ...method import Method
+from ...tree import Tree
+from ..home import WEIGHT, Homes, PackedHome
+from .wire import Header, pack, unpack
+
+MEMORY, SCRATCH, NUMBER, OCCASION, HELD = "memory", "scratch", "scratch-number", "occasion", "held"
+
+
+def client_app(method: Method, federations: Sequence[Federation]) -> ClientApp:
+    """One action a client step, so that a server can ask for these and for nothing else."""
+    app, side = ClientApp(), Side(method, federations)
+    for step in steps(type(method)):
+        app.query(step)(partial(side.do, step))
+    return app
+
+
+def steps(kind: type[Method]) -> list[str]:
+    """The names of a method's client steps: they take `home`, and all else by keyword."""
+    return [name for name, function in inspect.getmembers(kind, inspect.isfunction) if _is_step(function)]
+
+
+def blank_memory(method: Method, federation: Federation) -> Tree:
+    """What a client holds before its first round; it follows from the method and the seed, so nobody sends it."""
+    return method.memory(torch.Generator().manual_seed(federation.seed))
+
+
+# on the client
+
+
+class Side:
+    """What clients know before the first message: the method, and where their own examples are."""
+
+    def __init__(self, method: Method, federations: Sequence[Federation]) -> None:
+        self.method = method
+        self.homes = Homes(federations, torch.device("cpu"), method.task.dtype)
+        self.blanks = [blank_memory(method, federation) for federation in federations]
+
+    def do(self, step: str, message: Message, context: Context) -> Message:
+        """One step of the client that the context belongs to."""
+        header = Header.unpack(message.content.config_records["header"])
+        arrays = message.content.array_records
+        notes = Notes(context.state, header)
+        card = self.homes.cards(header.run, torch.tensor([int(context.node_config["partition-id"])]))[0]
+        home = PackedHome(self.homes, card, torch.tensor(header.round), notes.memory(self.blanks[header.run]))
+        reply = getattr(self.method, step)(home, **notes.receive(arrays["shared"]), **unpack(arrays["each"]))
+        if bool(tree.finite(reply)):  # the server takes nonsense for silence, and the silent keep what they had
+            notes.remember(home.memory)
+        weight = MetricRecord({"weight": int(card[WEIGHT])})
+        return Message(RecordDict({"reply": pack(reply), "metrics": weight}), reply_to=message)
+
+
+class Notes:
+    """A client's own records in its `context.state`: memory, an evaluation's scribbles, and what this round sent."""
+
+    def __init__(self, state: RecordDict, header: Header) -> None:
+        self.state, self.header = state, header
+
+    def memory(self, blank: Tree) -> Tree:
+        """The memory; in an evaluation that has scribbled over it, those scribbles."""
+        number, scratch = self.state.config_records.get(NUMBER), self.header.scratch
+        here = SCRATCH if scratch is not None and number is not None and number["scratch"] == scratch else MEMORY
+        return unpack(self.state.array_records[here]) if here in self.state else blank
+
+    def remember(self, memory: Tree) -> None:
+        if not memory:
+            return
+        if self.header.scratch is None:
+            self.state[MEMORY] = pack(memory)
+        else:
+            self.state[SCRATCH], self.state[NUMBER] = pack(memory), ConfigRecord({"scratch": self.header.scratch})
+
+    def receive(self, shared: ArrayRecord) -> Tree:
+        """What all clients are sent now, and what the server need not send again."""
+        held, sent = self._held(), unpack(shared)
+        if missing := set(self.header.recall) - held.keys():
+            raise ProtocolError(f"This client does not hold {', '.join(sorted(missing))} in round {self.header.round}.")
+        if sent:
+            self.state[self._drawer] = pack(held | sent) if held else shared
+        return sent | {name: held[name] for name in self.header.recall}
+
+    def _held(self) -> Tree:
+        """What arrived in this round. An evaluation may have rounds of its own, which all end with it."""
+        header = self.header
+        occasion = f"round {header.round}" if header.scratch is None else f"evaluation {header.scratch}"
+        before = self.state.config_records.get(OCCASION)
+        if before is None or before["name"] != occasion:
+            for name in [name for name in self.state if name.startswith(HELD)]:
+                del self.state[name]
+            self.state[OCCASION] = ConfigRecord({"name": occasion})
+        return unpack(self.state.array_records.get(self._drawer, ArrayRecord()))
+
+    @property
+    def _drawer(self) -> str:
+        return f"{HELD} {self.header.round}"
+
+
+def _is_step(function: Any) -> bool:
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return positional == ["home"] and not function.__name__.startswith("_")

@@ -1,0 +1,190 @@
+"""All clients of a round at once on one device: `vmap` over clients, in chunks that fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from .. import tree
+from ..clients import Ask
+from ..data.federation import Federation
+from ..errors import MemoryShortage
+from ..method import Method
+from ..tree import Tree
+from .convolve import by_products
+from .graphs import Graphs
+from .home import WEIGHT, Homes, PackedHome
+from .memory import Shelf
+
+Mapped = Callable[..., tuple[Tree, Tree]]
+
+CPU_BUDGET = 2**30  # bytes of activations that one chunk may take on a CPU; more rows at once gain nothing there
+GPU_SHARE = 0.4  # of the free memory, on a GPU
+
+
+class Vector(Shelf):
+    """The default engine. `chunk` is the number of clients at once; 0 chooses it by the memory there is."""
+
+    def __init__(
+        self,
+        method: Method,
+        federations: Sequence[Federation],
+        device: torch.device | str = "cpu",
+        *,
+        chunk: int = 0,
+        graphs: bool = True,
+    ) -> None:
+        self.method = method
+        self.device = torch.device(device)
+        self.homes = Homes(federations, self.device, method.task.dtype)
+        super().__init__(method, federations, self.device)
+        self.fixed = chunk > 0
+        self.chunk = chunk or self._fitting()
+        self.graphs = Graphs() if graphs and self.device.type == "cuda" else None
+
+    def exchange(self, step: str, asks: Sequence[Ask]) -> None:
+        longest = max(len(ask.ids) for ask in asks)
+        first = 0
+        while first < longest:
+            rows = min(longest, max(1, self.chunk // len(asks)))
+            try:
+                chunk = self._compute(step, asks, first, rows)
+            except torch.OutOfMemoryError:
+                self._make_room(rows * len(asks))
+                continue
+            for k, ask in enumerate(asks):
+                self._hand_over(ask, slice(first, min(first + rows, len(ask.ids))), *(tree.row(t, k) for t in chunk))
+            first += rows
+
+    def _compute(self, step: str, asks: Sequence[Ask], first: int, rows: int) -> tuple[Tree, Tree, Tree]:
+        """Clients `first` to `first + rows` of every ask: their replies, memories and weights, [asks, rows, ...]."""
+        places = [
+            torch.arange(first, first + rows).clamp(max=len(ask.ids) - 1) for ask in asks
+        ]  # short asks are padded
+        ids = [ask.ids[place] for ask, place in zip(asks, places, strict=True)]
+        cards = torch.stack([self.homes.cards(ask.run, some) for ask, some in zip(asks, ids, strict=True)])
+        cards = tree.upload(cards, self.device)
+        rounds = torch.tensor([ask.round for ask in asks])[:, None].expand(-1, rows)
+        memories = [self.of(ask.run, ask.scratch).read(some) for ask, some in zip(asks, ids, strict=True)]
+        reply, kept = self._run(
+            step,
+            (
+                cards,
+                tree.upload(rounds, self.device),
+                _stack(memories),
+                _stack([ask.shared | ask.recalled for ask in asks]),
+                _stack([_pick(ask.each, place, len(ask.ids)) for ask, place in zip(asks, places, strict=True)]),
+            ),
+        )
+        return reply, kept, {"weight": cards[..., WEIGHT].float()}
+
+    def _hand_over(self, ask: Ask, rows: slice, reply: Tree, kept: Tree, weight: Tree) -> None:
+        count = rows.stop - rows.start
+        if count <= 0:
+            return
+        reply, kept, weight = (tree.row(part, slice(count)) for part in (reply, kept, weight))
+        if kept:
+            well = tree.finite(reply, rows=True).to(self.device) & ~ask.silent[rows]
+            self.of(ask.run, ask.scratch).write(ask.ids[rows], kept, well)
+        ask.take(rows, reply, weight["weight"], torch.ones(count, dtype=torch.bool, device=self.device))
+
+    def _run(self, step: str, inputs: tuple[Any, ...]) -> tuple[Tree, Tree]:
+        asks, shared = len(inputs[0]), bool(inputs[3])
+        function = self._nested(step) if asks > 1 and shared else self._flat(step, asks)
+        if self.graphs is not None:
+            result: tuple[Tree, Tree] = self.graphs(step, function, inputs)
+            return result
+        return function(*inputs)
+
+    def _rows(self, step: str) -> Mapped:
+        """The step, mapped over the clients of one ask."""
+        work = getattr(self.method, step)
+
+        def one(card: Tensor, round: Tensor, memory: Tree, shared: Tree, each: Tree) -> tuple[Tree, Tree]:  # noqa: A002
+            home = PackedHome(self.homes, card, round, memory)
+            return work(home, **shared, **each), home.memory
+
+        rows: Mapped = vmap(one, in_dims=(0, 0, 0, None, 0), randomness="error")
+        return rows if self.device.type == "cpu" else by_products(rows)
+
+    def _nested(self, step: str) -> Mapped:
+        """Over asks, then over the clients of each: what an ask's clients share is not copied for every client."""
+        return vmap(self._rows(step), in_dims=0, randomness="error")
+
+    def _flat(self, step: str, asks: int) -> Mapped:
+        """All clients of all asks as rows of one map, which costs less than a nested one; nothing is shared."""
+        rows = self._rows(step)
+
+        def function(cards: Tensor, rounds: Tensor, memory: Tree, shared: Tree, each: Tree) -> tuple[Tree, Tree]:
+            reply, kept = rows(
+                cards.flatten(0, 1), rounds.flatten(0, 1), _flatten(memory), tree.row(shared, 0), _flatten(each)
+            )
+            return _unflatten(reply, asks), _unflatten(kept, asks)
+
+        return function
+
+    def _fitting(self) -> int:
+        """How many clients fit, if each may hold the activations of its largest split."""
+        each = max(self.homes.largest.values()) * activation_bytes(self.method)
+        budget = CPU_BUDGET
+        if self.device.type == "cuda":
+            budget = int(torch.cuda.mem_get_info(self.device)[0] * GPU_SHARE)
+        return max(1, budget // max(each, 1))
+
+    def _make_room(self, rows: int) -> None:
+        """After running out of memory: half the rows, or, if the user fixed them, a sentence."""
+        if self.graphs is not None:
+            self.graphs.clear()
+        torch.cuda.empty_cache()
+        if rows == 1:
+            raise MemoryShortage(
+                "The GPU is out of memory with a single client; use a smaller --batch or --model."
+            ) from None
+        if self.fixed:
+            fits = max(1, min(rows // 2, self._fitting()))
+            raise MemoryShortage(
+                f"The GPU is out of memory with {rows} clients at once; --chunk {fits} would fit."
+            ) from None
+        self.chunk = rows // 2
+
+
+def activation_bytes(method: Method) -> int:
+    """Bytes that one example's activations and their gradients take in the client model, by a dry run without data."""
+    task, total = method.task, 0
+
+    def count(_module: Any, _inputs: Any, output: Any) -> None:
+        nonlocal total
+        total += output.numel() if isinstance(output, Tensor) else 0
+
+    leaves = [module for module in task.model.skeleton.modules() if not list(module.children())]
+    hooks = [module.register_forward_hook(count) for module in leaves]
+    try:
+        task.model.skeleton(task.blank(1, "meta"))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return (
+        3 * 4 * (total + task.blank(1, "meta").numel())
+    )  # each kept, its gradient, and a working copy; 4 bytes a number
+
+
+def _flatten(rows: Tree) -> Tree:
+    return tree.map(lambda leaf: leaf.flatten(0, 1), rows)
+
+
+def _unflatten(rows: Tree, asks: int) -> Tree:
+    return tree.map(lambda leaf: leaf.unflatten(0, (asks, -1)), rows)
+
+
+def _stack(trees: list[Tree]) -> Tree:
+    return tree.map(lambda leaf: leaf[None], trees[0]) if len(trees) == 1 else tree.stack(trees)
+
+
+def _pick(each: Tree, places: Tensor, count: int) -> Tree:
+    if len(places) == count and int(places[0]) == 0:
+        return each
+    return tree.map(lambda leaf: leaf[tree.upload(places, leaf.device)], each)

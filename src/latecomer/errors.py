@@ -1,0 +1,76 @@
+"""Everything latecomer raises on purpose.
+
+LatecomerError                 one sentence for a person; the command line prints it and exits with 2
+├── SettingError               a setting that is unknown, of the wrong type or out of range
+│   └── UnknownName            a method, data set, partition, model or setting that does not exist
+├── DataError                  data that is missing, damaged or does not fit the task
+├── ModelError                 a network that breaks the rules of a client step
+├── ProtocolError              a method that misuses the boundary between server and clients
+├── StepError                  a client step that raised; names client, round, step and argument
+├── RunError                   a run folder or checkpoint that cannot be used
+├── MemoryShortage             the device is out of memory; says which --chunk would fit
+└── MissingExtra               an optional dependency that is not installed; says which extra brings it
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+
+class LatecomerError(Exception):
+    """One clear sentence about what went wrong."""
+
+
+class SettingError(LatecomerError):
+    pass
+
+
+class UnknownName(SettingError):
+    def __init__(self, kind: str, name: str, allowed: Iterable[str]) -> None:
+        allowed = sorted(allowed)
+        near = difflib.get_close_matches(name.lower(), allowed, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(allowed)}."
+        super().__init__(f"There is no {kind} {name!r}; {hint}")
+
+
+class DataError(LatecomerError):
+    pass
+
+
+class ModelError(LatecomerError):
+    pass
+
+
+class ProtocolError(LatecomerError):
+    pass
+
+
+class StepError(LatecomerError):
+    pass
+
+
+class RunError(LatecomerError):
+    pass
+
+
+class MemoryShortage(LatecomerError):
+    pass
+
+
+class MissingExtra(LatecomerError):
+    pass
+
+
+def need(module: str, extra: str) -> ModuleType:
+    """Import an optional dependency where it is used."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name.split(".")[0]):
+            raise
+        raise MissingExtra(
+            f"This needs the package {module.split('.')[0]!r}; pip install 'latecomer[{extra}]' brings it."
+        ) from error

@@ -1,0 +1,269 @@
+"""From settings to a run: data, task, method, engine, run folder. The command line does what this file does."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import subprocess
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import __version__, methods, tree
+from .data import Federation, federate, load
+from .engines import make
+from .errors import RunError, SettingError
+from .evaluate import Scores
+from .folder import Folder
+from .method import Method
+from .nets.check import check
+from .nets.models import builder
+from .nets.net import Net
+from .settings import HOUSE, Settings, dump, parse, settings_of
+from .task import Task
+from .train import Best, Plan, Training
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """Settings, checked and complete: what a run folder's settings.toml holds."""
+
+    settings: Settings
+    own: Mapping[str, Any]  # the method's own settings
+
+    @staticmethod
+    def parse(name: str, values: Mapping[str, Any]) -> Experiment:
+        """Sort raw values into the run's settings and the method's own, and check all of them."""
+        kind = methods.get(name)
+        own, general = settings_of(kind), settings_of(Settings)
+        settings = parse(
+            Settings,
+            {k: v for k, v in values.items() if k not in own} | {"method": kind.__module__.rpartition(".")[2]},
+            known=own,
+        )
+        filled = {key: kind.paper.get(key, default) for key, default in HOUSE.items() if getattr(settings, key) is None}
+        settings = dataclasses.replace(settings, **filled)
+        chosen = {k: v for k, v in values.items() if k in own and k not in general}
+        probe = _settings_only(kind)
+        parsed = parse(probe, chosen)
+        return Experiment(settings, {key: getattr(parsed, key) for key in own})
+
+    @staticmethod
+    def read(text: str, path: Path) -> Experiment:
+        """From a settings.toml."""
+        try:
+            values = tomllib.loads(text)
+            run, own = dict(values["run"]), dict(values["method"])
+            name = str(run.pop("method"))
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{path} cannot be read as settings: {error}.") from error
+        return Experiment.parse(name, run | own)
+
+    def toml(self) -> str:
+        about = {
+            "latecomer": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": _machine(self.settings.device),
+            "commit": _commit(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S"),
+        }
+        return dump({"run": dataclasses.asdict(self.settings), "method": dict(self.own), "about": about})
+
+    def training(self) -> Training:
+        """Everything in place, nothing trained yet."""
+        s = self.settings
+        torch.set_float32_matmul_precision("high" if s.tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = s.tf32
+        federations = self.federations()
+        method = self.method(federations)
+        engine = make(s.engine, method, federations, s.device, chunk=s.chunk, graphs=s.graphs)
+        plan = {field.name: getattr(s, field.name) for field in dataclasses.fields(Plan)}
+        return Training(method, federations, engine, Plan(**plan))
+
+    def federations(self) -> list[Federation]:
+        """One federation a seed; they share the examples and differ in who owns what."""
+        s, source = self.settings, load(self.settings.data)
+        names = ("partition", "split", "classes_per_client", "alpha", "over", "rotations", "examples", "validation")
+        options = {name: getattr(s, name) for name in (*names, "clients", "unseen", "labelled", "unseen_labelled")}
+        first = federate(source, seed=s.seed, **options)
+        rest = [federate(source, seed=s.seed + k, **options) for k in range(1, s.seeds)]
+        return [first, *(dataclasses.replace(other, examples=first.examples) for other in rest)]
+
+    def method(self, federations: Sequence[Federation]) -> Method:
+        first, kind = federations[0], methods.get(self.settings.method)
+        model = builder(self.settings.model, first.examples.shape)
+        task = make_task(first, model)
+        members = min(federation.members for federation in federations)
+        if kind.needs_labels and not self.settings.unseen_labelled and self.settings.unseen:
+            raise SettingError(f"{kind.__name__} needs a latecomer's labels; leave --unseen-labelled true.")
+        if members != max(federation.members for federation in federations):
+            raise SettingError(
+                "The seeds leave different numbers of training clients; use fewer --clients or --seeds 1."
+            )
+        return kind(task=task, clients=len(first), members=members, **self.own)
+
+
+def make_task(federation: Federation, model: Callable[[tuple[int, ...], int], torch.nn.Module]) -> Task:
+    """The task of classifying a federation's examples with a model, which is checked against the rules for steps."""
+    examples = federation.examples
+    dtype = torch.float32 if examples.images or examples.x.is_floating_point() else examples.x.dtype
+    task = Task(Net(lambda: model(examples.shape, examples.classes)), examples.shape, examples.classes, dtype)
+    check(task)
+    return task
+
+
+Progress = Callable[[Training, dict[str, Any] | None], None]
+"""Called after every round, with the metrics where it was evaluated."""
+
+
+class Run:
+    """An experiment in its folder."""
+
+    def __init__(self, experiment: Experiment, folder: Folder, training: Training) -> None:
+        self.experiment, self.folder, self.training = experiment, folder, training
+        self.stop = False  # set from outside (Ctrl-C): the round is finished, then a checkpoint is written
+        self._saved = time.monotonic()
+
+    @staticmethod
+    def begin(experiment: Experiment) -> Run:
+        """A new run; whatever can be wrong is found before the folder appears."""
+        s = experiment.settings
+        name = s.name or f"{s.method}-{s.data.split(':')[-1].replace('/', '_')}-{time.strftime('%Y%m%d-%H%M%S')}"
+        path = Path(s.out) / name
+        if path.exists():
+            raise RunError(f"The run folder {path} exists already; choose another --name, or latecomer resume {path}.")
+        training = experiment.training()
+        if s.engine == "auto":  # engines round differently: whoever resumes or repeats this run must take the same one
+            chosen = type(training.engine).__name__.lower()
+            experiment = dataclasses.replace(experiment, settings=parse(Settings, vars(s) | {"engine": chosen}))
+        return Run(experiment, Folder.create(path, experiment.toml()), training)
+
+    @staticmethod
+    def resume(path: Path) -> Run:
+        """Go on where a stopped run's last checkpoint is."""
+        folder = Folder.open(path)
+        if folder.finished:
+            raise RunError(f"The run in {path} is finished; its result is in {path / 'result.json'}.")
+        experiment = Experiment.read(folder.settings, path / "settings.toml")
+        with folder.held():
+            found = folder.load()
+        training = experiment.training()
+        if found is not None:
+            restore(training, *found)
+        return Run(experiment, folder, training)
+
+    def go(self, progress: Progress = lambda *_: None) -> dict[str, Any] | None:
+        """Train to the end and return the result; None if it was stopped (a checkpoint lies in the folder)."""
+        with self.folder.held():
+            return self._go(progress)
+
+    def _go(self, progress: Progress) -> dict[str, Any] | None:
+        for metrics in self.training.go():
+            if metrics is not None:
+                self._log(metrics)
+            progress(self.training, metrics)
+            if self.stop:
+                self.checkpoint()
+                return None
+            if metrics is not None and time.monotonic() - self._saved >= self.experiment.settings.checkpoint_seconds:
+                self.checkpoint()
+        self.checkpoint()
+        result, scores = self.training.finish()
+        s = self.experiment.settings
+        result = {"method": s.method, "data": s.data, **result}
+        self.folder.write_result(result, client_table(self.training.federations, scores))
+        return result
+
+    def _log(self, metrics: dict[str, Any]) -> None:
+        self.folder.append("ledger.jsonl", self.training.drain())
+        self.folder.append("metrics.jsonl", [metrics])
+
+    def checkpoint(self) -> None:
+        self.folder.append("ledger.jsonl", self.training.drain())
+        self.folder.save(*snapshot(self.training))
+        self._saved = time.monotonic()
+
+
+def snapshot(training: Training) -> tuple[tree.Tree, dict[str, Any]]:
+    """All that a training needs to go on bit for bit."""
+    tensors: tree.Tree = {}
+    for run, state in enumerate(training.states):
+        part: tree.Tree = {"state": state}
+        if kept := training.engine.memories(run):
+            part["memory"] = kept
+        if (best := training.best[run]) is not None:
+            part["best"] = {"state": best.state, "counts": best.scores.counts}
+        tensors[str(run)] = part
+    facts = {
+        "round": training.round,
+        "evaluations": training.evaluations,
+        "seconds": training.seconds,
+        "sent": training.sent,
+        "best": [best and {"round": best.round, "validation": best.validation} for best in training.best],
+    }
+    return tensors, facts
+
+
+def restore(training: Training, tensors: tree.Tree, facts: Mapping[str, Any]) -> None:
+    device = training.engine.device
+    training.round, training.evaluations = facts["round"], facts["evaluations"]
+    training.seconds, training.sent = facts["seconds"], dict(facts["sent"])
+    for run, federation in enumerate(training.federations):
+        part = tensors.get(str(run), {})
+        training.states[run] = tree.to(part.get("state", {}), device)
+        if "memory" in part:
+            training.engine.remember(run, tree.to(part["memory"], device))
+        if (best := facts["best"][run]) is not None:
+            scores = Scores(torch.arange(federation.members), part["best"]["counts"])
+            state = tree.to(part["best"].get("state", {}), device)
+            training.best[run] = Best(best["round"], best["validation"], state, scores)
+
+
+def client_table(
+    federations: Sequence[Federation], scores: Sequence[tuple[Scores, Scores | None]]
+) -> list[dict[str, Any]]:
+    """One row a client and seed: its accuracies and what is known about it."""
+    rows = []
+    for federation, pair in zip(federations, scores, strict=True):
+        for score in (part for part in pair if part is not None):
+            for k, client in enumerate(score.ids.tolist()):
+                percent = {split: round(float(score.accuracy(split)[k]), 3) for split in ("val", "test")}
+                rows.append({"seed": federation.seed, "client": client, **percent, **federation.traits(client)})
+    return rows
+
+
+def _settings_only(kind: type[Method]) -> type[Any]:
+    """A plain dataclass with a method's settings and nothing else, to check them before there is any data."""
+    fields = [
+        (name, f.type, dataclasses.field(default=f.default, metadata=f.metadata))
+        for name, f in settings_of(kind).items()
+    ]
+    made = dataclasses.make_dataclass(kind.__name__, fields)
+    made.__module__ = kind.__module__
+    return made
+
+
+def _machine(device: str) -> str:
+    if device != "cpu" and torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def _commit() -> str:
+    """The commit of latecomer itself where it runs from a checkout; empty where it was installed."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return ""
+    return found.stdout.strip()

@@ -1,0 +1,65 @@
+"""Local: every client trains alone and nothing is sent. The baseline that federation has to beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import learn
+from ..clients import Clients, Sending
+from ..method import Method, made
+from ..settings import setting
+from ..task import Batches, Home
+from ..tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Method):
+    lr: float = setting(0.01, "learning rate", above=0)
+    steps: int = setting(50, "batches a round", low=1)
+    batch: int = setting(32, "examples a batch", low=1)
+    momentum: float = setting(0.9, "momentum, within a round", low=0, high=0.999)
+    weight_decay: float = setting(5e-5, "weight decay", low=0)
+    clip: float = setting(50.0, "largest gradient norm; 0: no limit", low=0)
+    alone: int = setting(40, "passes over the data of a latecomer, which trains when it arrives", low=1)
+
+    local: learn.SGD = made()
+
+    def build(self) -> None:
+        self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip))
+
+    # on the client
+
+    def fit(self, home: Home) -> Tree:
+        return self.train(home, home.batches(self.steps, self.batch))
+
+    def arrive(self, home: Home) -> Tree:
+        return self.train(home, home.epochs(self.alone, self.batch))
+
+    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.task.logits(home.memory["params"], x)
+
+    def train(self, home: Home, batches: Batches) -> Tree:
+        params = self.local(self.task.loss, home.memory["params"], batches)
+        home.memory = {"params": params}
+        return {}
+
+    def memory(self, generator: torch.Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
+
+    # on the server
+
+    def init(self, generator: torch.Generator) -> Tree:
+        return {}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        clients.run(self.fit)
+        return state
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        late = clients.only(clients.ids >= self.members)
+        if len(late):
+            late.run(self.arrive)
+        return Sending()

@@ -1,0 +1,127 @@
+"""PeFLL: an embedding network describes a client, a hypernetwork turns the description into its model.
+
+Scott, Zakerinia, Lampert, ICLR 2024, Algorithms 1 and 2. The embedding network travels to the client, the descriptor
+back, the personal model down. The hypernetwork never leaves the server, and a latecomer needs no training at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .. import learn, optim, tree
+from ..clients import Clients, Replies, Sending
+from ..method import Method, made
+from ..nets.embed import ExampleAndLabel, LabelOnly
+from ..nets.hyper import Hypernetwork
+from ..settings import setting
+from ..task import Batch, Home, one_hot
+from ..tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeFLL(Method):
+    lr: float = setting(2e-3, "local learning rate", above=0)
+    steps: int = setting(50, "local batches a round (k)", low=1)
+    batch: int = setting(32, "examples a batch, and in the batch that describes a client in training", low=1)
+    momentum: float = setting(0.9, "local momentum", low=0, high=0.999)
+    clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0)
+    server_lr: float = setting(2e-4, "Adam's learning rate for embedding network and hypernetwork (beta)", above=0)
+    lambda_h: float = setting(1e-3, "regulariser of the hypernetwork", low=0)
+    lambda_v: float = setting(1e-3, "regulariser of the embedding network", low=0)
+    lambda_theta: float = setting(5e-5, "regulariser of the personal model", low=0)
+    descriptor: int = setting(0, "size of a descriptor (at least 2); 0: 1 + a quarter of the number of clients", low=0)
+    embed: Literal["example", "label"] = setting(
+        "example", "embedding network: LeNet with label planes, or linear on labels"
+    )
+    hidden: int = setting(100, "width of the hypernetwork", low=1)
+    depth: int = setting(3, "hidden layers of the hypernetwork after its first", low=0)
+    mask: Literal["zero", "drop", "none"] = setting(
+        "zero", "logits of classes a client has no training example of: zero (authors' code), dropped, or left alone"
+    )
+
+    paper = {"split": "pefll", "cohort": 5, "rounds": 5000}
+
+    describer: ExampleAndLabel | LabelOnly = made()
+    hyper: Hypernetwork = made()
+    local: learn.SGD = made()
+    optimiser: optim.Adam = made()
+
+    def build(self) -> None:
+        size = self.descriptor or max(2, 1 + self.clients // 4)
+        shape, classes = self.task.shape, self.task.classes
+        describer = ExampleAndLabel(shape, classes, size) if self.embed == "example" else LabelOnly(classes, size)
+        self.set(describer=describer, hyper=Hypernetwork(size, self.task.model.shapes, self.hidden, self.depth))
+        decay = 2 * self.lambda_theta  # the gradient of lambda_theta * |theta|^2 is weight decay
+        self.set(local=learn.SGD(self.lr, self.momentum, decay, self.clip))
+        self.set(optimiser=optim.Adam(self.server_lr, clip=self.clip))
+
+    # on the client
+
+    def describe(self, home: Home, *, embed: Tree) -> Tree:
+        return self.descriptor_of(home.batch(self.batch, "describe"), embed)
+
+    def describe_fully(self, home: Home, *, embed: Tree) -> Tree:
+        return self.descriptor_of(home.all(), embed)
+
+    def fit(self, home: Home, *, params: Tree) -> Tree:
+        return self.local.change(self.task.loss, params, home.batches(self.steps, self.batch))
+
+    def backprop(self, home: Home, *, embed: Tree, dv: Tensor) -> Tree:
+        _, pull = learn.pullback(lambda weights: self.describe(home, embed=weights)["v"], embed)
+        (gradient,) = pull(dv)
+        return {"embed": gradient}
+
+    def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
+        logits = self.task.logits(params, x)
+        if self.mask == "none":
+            return logits
+        train = home.all()
+        owned = (one_hot(train.y, self.task.classes) * train.weight[:, None]).sum(0) > 0
+        return torch.where(owned, logits, 0.0 if self.mask == "zero" else -torch.inf)
+
+    def descriptor_of(self, batch: Batch, embed: Tree) -> Tree:
+        return {"v": batch.mean(self.describer.embed(embed, batch))}
+
+    # on the server
+
+    def init(self, generator: torch.Generator) -> Tree:
+        learned = {"embed": self.describer.fresh(generator), "hyper": self.hyper.fresh(generator)}
+        unknown = {"mean": torch.zeros(()), "std": torch.ones(()), "known": torch.zeros(())}
+        return {"learned": learned, "optimiser": self.optimiser.init(learned), "standard": unknown}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        embed, hyper = state["learned"]["embed"], state["learned"]["hyper"]
+        described = clients.run(self.describe, shared={"embed": embed})  # lines 3 to 7
+        standard = self.first_seen(state["standard"], described)
+        params, pull = learn.pullback(lambda h, v: self.generate(h, v, standard), hyper, described.each["v"])  # 8
+        update = clients.run(self.fit, each={"params": params})  # 9 to 11
+        dh, dv = pull(tree.scale(update.each, -1))  # 12; rows of silent clients are zero
+        dh = tree.scale(dh, 1 / update.heard.sum().clamp(min=1))
+        de = clients.mean(self.backprop, each={"dv": dv}, recall=["embed"])  # 13 to 15
+        shrunk = {  # 17 and 18: shrink, then step
+            "embed": tree.scale(embed, 1 - 2 * self.server_lr * self.lambda_v),
+            "hyper": tree.scale(hyper, 1 - 2 * self.server_lr * self.lambda_h),
+        }
+        learned, optimiser = self.optimiser.step(shrunk, de | {"hyper": dh}, state["optimiser"])
+        return {"learned": learned, "optimiser": optimiser, "standard": standard}
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        described = clients.run(self.describe_fully, shared={"embed": state["learned"]["embed"]})
+        return Sending(
+            each={"params": self.generate(state["learned"]["hyper"], described.each["v"], state["standard"])}
+        )
+
+    def generate(self, hyper: Tree, v: Tensor, standard: Tree) -> Tree:
+        return self.hyper.generate(hyper, (v - standard["mean"]) / standard["std"])
+
+    def first_seen(self, standard: Tree, described: Replies) -> Tree:
+        """The scalars that standardise descriptors: taken from the first cohort's, then frozen."""
+        v = described.each["v"]
+        share = described.share().to(v.dtype)
+        heard = described.heard.any()
+        now = {"mean": share @ v.mean(1), "std": share @ v.std(1), "known": torch.ones_like(standard["known"])}
+        return tree.where((standard["known"] > 0) | ~heard, standard, now)

@@ -1,0 +1,1 @@
+"""Networks: client models, embedding networks, hypernetworks."""

@@ -1,0 +1,91 @@
+"""Client models: the networks that every client gets its own weights for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from ..errors import DataError, UnknownName
+
+
+class LeNet(nn.Module):
+    """Two convolutions and three linear layers, as in pFedHN and PeFLL. Small images are padded to what it needs."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        channels, height, width = _image(shape, "lenet")
+        padding = 2 if min(height, width) < 16 else 0  # without padding, a 5x5 filter twice eats images this small
+        self.conv1 = nn.Conv2d(channels, 16, 5, padding=padding)
+        self.conv2 = nn.Conv2d(16, 32, 5, padding=padding)
+        self.pool = nn.MaxPool2d(2)
+        shrink = 4 - 2 * padding
+        rows, columns = (((side - shrink) // 2 - shrink) // 2 for side in (height, width))
+        self.fc1 = nn.Linear(32 * rows * columns, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, outputs)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.relu(self.conv1(x)))
+        x = self.pool(self.relu(self.conv2(x)))
+        x = self.relu(self.fc1(x.flatten(1)))
+        return self.fc3(self.relu(self.fc2(x)))  # type: ignore[no-any-return]
+
+
+class CNN(nn.Module):
+    """The small network of FedAvg (McMahan et al. 2017): two padded 5x5 convolutions, one hidden layer of 512."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        channels, height, width = _image(shape, "cnn")
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, 32, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * (height // 4) * (width // 4), 512),
+            nn.ReLU(),
+            nn.Linear(512, outputs),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    """One hidden layer of 100."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        inputs = 1
+        for side in shape:
+            inputs *= side
+        self.hidden = nn.Linear(inputs, 100)
+        self.relu = nn.ReLU()
+        self.head = nn.Linear(100, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.relu(self.hidden(x.flatten(1))))  # type: ignore[no-any-return]
+
+
+Builder = Callable[[tuple[int, ...], int], nn.Module]
+MODELS: dict[str, Builder] = {"lenet": LeNet, "cnn": CNN, "mlp": MLP}
+
+
+def builder(name: str, shape: tuple[int, ...]) -> Builder:
+    """A named model's class; `auto` takes the papers' LeNet for images and an MLP for what is too small for it."""
+    if name == "auto":
+        return LeNet if len(shape) == 3 and min(shape[1:]) >= 16 else MLP
+    if name not in MODELS:
+        raise UnknownName("model", name, [*MODELS, "auto"])
+    return MODELS[name]
+
+
+def _image(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
+    if len(shape) != 3 or min(shape[1:]) < 4:
+        raise DataError(f"The model {name!r} takes images of at least 4x4 pixels; an example here has shape {shape}.")
+    return shape[0], shape[1], shape[2]

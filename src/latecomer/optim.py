@@ -1,0 +1,61 @@
+"""Server optimisers: state in, state out. They change nothing in place, so a round stays a pure function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from . import tree
+from .learn import clip_factor
+from .tree import Tree
+
+
+@dataclass(frozen=True)
+class SGD:
+    """torch's SGD with momentum; `weight_decay` is added to the gradient after clipping."""
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float = 0.0
+
+    def init(self, params: Tree) -> Tree:
+        return {"velocity": torch.zeros_like(tree.ravel(params))} if self.momentum else {}
+
+    def step(self, params: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
+        weights, direction = tree.ravel(params), tree.ravel(gradient)
+        if self.clip:
+            direction = direction * clip_factor(direction, self.clip)
+        if self.weight_decay:
+            direction = direction + self.weight_decay * weights
+        if self.momentum:
+            direction = self.momentum * state["velocity"] + direction
+            state = {"velocity": direction}
+        return tree.unravel(weights - self.lr * direction, params), state
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma and Ba, 2015)."""
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    clip: float = 0.0
+
+    def init(self, params: Tree) -> Tree:
+        zeros = torch.zeros_like(tree.ravel(params))
+        return {"first": zeros, "second": zeros.clone(), "count": torch.zeros(())}
+
+    def step(self, params: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
+        weights, direction = tree.ravel(params), tree.ravel(gradient)
+        if self.clip:
+            direction = direction * clip_factor(direction, self.clip)
+        slow, slower = self.betas
+        first = state["first"].lerp(direction, 1 - slow)
+        second = slower * state["second"] + (1 - slower) * direction.square()
+        count = state["count"] + 1
+        scale = (second / (1 - slower**count)).sqrt() + self.epsilon
+        weights = weights - self.lr / (1 - slow**count) * first / scale
+        return tree.unravel(weights, params), {"first": first, "second": second, "count": count}

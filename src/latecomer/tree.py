@@ -1,0 +1,131 @@
+"""Trees: nested dicts of tensors, the only thing that crosses between server and client.
+
+Every function returns a new tree and leaves its arguments alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Tree: TypeAlias = dict[str, Any]
+"""A nested dict whose leaves are tensors. (`Any`, because mypy cannot infer through a recursive alias.)"""
+
+
+def map(function: Callable[..., Tensor], *trees: Tree) -> Tree:  # noqa: A001  (tree.map is the name everybody knows)
+    """Apply `function` leaf by leaf to trees of one shape."""
+    first = trees[0]
+    return {
+        key: map(function, *(tree[key] for tree in trees))
+        if isinstance(value, dict)
+        else function(*(tree[key] for tree in trees))
+        for key, value in first.items()
+    }
+
+
+def flatten(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
+    """A flat dict; the path to a leaf is joined by slashes."""
+    flat: dict[str, Tensor] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}/")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def unflatten(flat: Mapping[str, Tensor]) -> Tree:
+    """The inverse of `flatten`."""
+    tree: Tree = {}
+    for path, leaf in flat.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+    return tree
+
+
+def leaves(tree: Tree) -> list[Tensor]:
+    return list(flatten(tree).values())
+
+
+def row(tree: Tree, k: Any) -> Tree:
+    """Row (or rows, or slice) `k` of every leaf."""
+    return map(lambda leaf: leaf[k], tree)
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Trees of one shape become rows of one tree."""
+    return map(lambda *rows: torch.stack(rows), *trees)
+
+
+def concatenate(trees: Sequence[Tree]) -> Tree:
+    """Trees of rows become one tree of rows."""
+    return trees[0] if len(trees) == 1 else map(lambda *rows: torch.cat(rows), *trees)
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    return map(torch.add, a, b)
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    return map(torch.sub, a, b)
+
+
+def scale(tree: Tree, factor: float | Tensor) -> Tree:
+    return map(lambda leaf: leaf * factor, tree)
+
+
+def where(condition: Tensor, a: Tree, b: Tree) -> Tree:
+    """Leaves of `a` where the condition holds, else of `b`; a vector condition chooses row by row."""
+    return map(lambda x, y: torch.where(align(condition, x), x, y), a, b)
+
+
+def align(vector: Tensor, leaf: Tensor) -> Tensor:
+    """`vector`, reshaped so that it broadcasts over the trailing dimensions of `leaf`."""
+    return vector.reshape(vector.shape + (1,) * (leaf.ndim - vector.ndim))
+
+
+def nbytes(tree: Tree) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
+def to(tree: Tree, device: torch.device) -> Tree:
+    return map(lambda leaf: leaf.to(device), tree)
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """A small tensor from the host to the device. Through pinned memory, so that the host does not wait for the GPU."""
+    if device.type != "cuda":
+        return tensor
+    return tensor.contiguous().pin_memory().to(device, non_blocking=True)
+
+
+def detach(tree: Tree) -> Tree:
+    return map(lambda leaf: leaf.detach(), tree)
+
+
+def finite(tree: Tree, rows: bool = False) -> Tensor:
+    """Whether every number is finite: of the whole tree, or row by row."""
+    floats = [leaf for leaf in leaves(tree) if leaf.is_floating_point()]
+    if not floats:
+        count = leaves(tree)[0].shape[:1] if rows and leaves(tree) else ()
+        return torch.ones(count, dtype=torch.bool)
+    each = [leaf.isfinite()[..., None].flatten(1).all(1) if rows else leaf.isfinite().all() for leaf in floats]
+    return torch.stack(each).all(0)
+
+
+def ravel(tree: Tree) -> Tensor:
+    """All leaves end to end, as one vector: optimisers work on this, in few operations."""
+    return torch.cat([leaf.reshape(-1) for leaf in leaves(tree)])
+
+
+def unravel(vector: Tensor, like: Tree) -> Tree:
+    """The inverse of `ravel`, for a tree of the shapes of `like`. Leaves are views."""
+    flat = flatten(like)
+    parts = vector.split([leaf.numel() for leaf in flat.values()])
+    return unflatten({path: part.view(leaf.shape) for (path, leaf), part in zip(flat.items(), parts, strict=True)})

@@ -1,0 +1,142 @@
+"""Silence is survivorship: a round with silent clients equals a round on the survivors, whatever made them silent."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import toys
+from latecomer import tree
+from latecomer.clients import Clients
+from latecomer.engines.flower import app as client_side
+from latecomer.engines.home import CLIENT
+from latecomer.method import Method
+from latecomer.task import Home
+from latecomer.tree import Tree
+
+DEAD = torch.tensor([1, 4])
+IDS = torch.arange(toys.MEMBERS)
+SURVIVORS = IDS[~torch.isin(IDS, DEAD)]
+Faults = Callable[[Tensor, int, str], Tensor]
+
+
+def after_a_round(
+    method: Method, engine: Any, ids: Tensor = IDS, faults: Faults | None = None
+) -> tuple[Tree, list[str]]:
+    """State and memories after one round (the second, so that memories are not blank), and the steps it took."""
+    state, _ = toys.rounds(method, engine, 1)
+    clients = Clients(engine, ids, 1, faults=faults)
+    state = method.round(state, clients)
+    return toys.everything(state, engine), [exchange.step for exchange in clients.ledger]
+
+
+def build(name: str, engine: str) -> tuple[Method, Any]:
+    method = toys.method(name, torch.float64)
+    return method, toys.engine(engine, method, [toys.federation()])
+
+
+@functools.cache
+def survivors(name: str) -> Tree:
+    return after_a_round(*build(name, "vector"), ids=SURVIVORS)[0]
+
+
+def dead(ids: Tensor, number: int, step: str) -> Tensor:
+    return torch.isin(ids, DEAD)
+
+
+@pytest.mark.parametrize("engine", toys.ENGINES)
+def test_injected_faults(name: str, engine: str) -> None:
+    found, _ = after_a_round(*build(name, engine), faults=dead)
+    assert toys.gap(survivors(name), found) < 1e-9
+
+
+def test_flower_replies_that_never_come(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, engine = build(name, "flower")
+    state, _ = toys.rounds(method, engine, 1)
+    gone = {engine.grid.node(0, client) for client in DEAD.tolist()}
+    deliver = engine.grid.deliver
+    monkeypatch.setattr(
+        engine.grid, "deliver", lambda message: None if message.metadata.dst_node_id in gone else deliver(message)
+    )
+    clients = Clients(engine, IDS, 1)
+    state = method.round(state, clients)
+    assert toys.gap(survivors(name), toys.everything(state, engine)) < 1e-9
+    first = clients.ledger[0].line()
+    assert (first["asked"], first["answered"]) == (len(IDS), len(SURVIVORS))
+    assert all(exchange.line()["asked"] == len(SURVIVORS) for exchange in clients.ledger[1:])
+
+
+def test_flower_clients_that_fail(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(home: Any, reply: Tree) -> Tree:
+        if int(home._card[CLIENT]) in DEAD:
+            raise RuntimeError("this client is broken")
+        return reply
+
+    method = spoilt(toys.method(name, torch.float64), fail)
+    engine = toys.engine("flower", method, [toys.federation()])
+    found, _ = after_a_round(method, engine)
+    base, _ = after_a_round(method, toys.engine("flower", method, [toys.federation()]), ids=SURVIVORS)
+    assert toys.gap(base, found) < 1e-9
+    assert "this client is broken" in caplog.text
+
+
+@pytest.mark.parametrize("engine", ["vector", "loop", "flower"])
+def test_an_answer_that_is_not_finite_is_silence(name: str, engine: str) -> None:
+    """At every step of the round, the last included: then the others' answers stand, and the memory stays as it was."""
+    plain, made = build(name, engine)
+    _, steps = after_a_round(plain, made)
+    for step in dict.fromkeys(steps):
+        method = spoilt(plain, not_finite, step)
+        found, _ = after_a_round(method, toys.engine(engine, method, [toys.federation()]))
+        silent, _ = after_a_round(
+            *build(name, engine),
+            faults=lambda ids, number, now, step=step: torch.isin(ids, DEAD) & (now == step) & (number == 1),
+        )
+        assert toys.gap(silent, found) < 1e-9, step
+
+
+def nobody(ids: Tensor, number: int, step: str) -> Tensor:
+    return torch.full(ids.shape, number > 0)
+
+
+@pytest.mark.parametrize("engine", toys.ENGINES)
+def test_nobody_answers(name: str, engine: str) -> None:
+    """A round in which everybody is silent is still a round, the same on every engine, and no memory moves."""
+    method, made = build(name, engine)
+    before, _ = toys.rounds(method, made, 1)
+    remembered = toys.remembered(made)
+    clients = Clients(made, IDS, 1, faults=nobody)
+    after = method.round(before, clients)
+    assert toys.same(remembered, toys.remembered(made))
+    assert toys.gap(after, after_a_round(*build(name, "vector"), faults=nobody)[0]["state"]) < 1e-9
+    assert all(exchange.line()["answered"] == 0 and exchange.line()["up"] == 0 for exchange in clients.ledger)
+
+
+def not_finite(home: Any, reply: Tree) -> Tree:
+    """In the second round, nonsense from the dead: in every number, or beside an empty answer."""
+    bad = (home._card[CLIENT] == DEAD).any() & (home._round == 1)
+    reply = tree.map(lambda leaf: torch.where(bad, torch.full_like(leaf, torch.nan), leaf), reply)
+    return reply or {"nonsense": torch.where(bad, torch.nan, 0.0)}
+
+
+def spoilt(method: Method, spoil: Callable[[Home, Tree], Tree], only: str = "") -> Method:
+    """The same method, but its clients' answers (at one step, or at all) pass through `spoil`."""
+    kind = type(method)
+
+    def wrap(step: Any) -> Any:
+        @functools.wraps(step)
+        def work(self: Method, home: Home, **sent: Tree) -> Tree:
+            return spoil(home, step(self, home, **sent))
+
+        return work
+
+    steps = [step for step in client_side.steps(kind) if step != "score" and only in ("", step)]
+    changed = type(kind.__name__, (kind,), {step: wrap(getattr(kind, step)) for step in steps})
+    copy = object.__new__(changed)
+    copy.__dict__.update(method.__dict__)
+    return copy

@@ -1,0 +1,71 @@
+"""Arithmetic for the hand-worked rounds, written in NumPy and independently of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from latecomer.data import Federation
+from latecomer.nets.net import Net
+from latecomer.task import Task
+
+Array = Any
+
+
+def linear_task(inputs: int, dtype: torch.dtype = torch.float64) -> Task:
+    """One linear layer, two classes."""
+    return Task(Net(lambda: nn.Linear(inputs, 2)), (inputs,), 2, dtype)
+
+
+def owners(x: Any, y: Any, rows: Sequence[Sequence[int]], members: int) -> Federation:
+    """Clients that own these rows; what they are tested on is what they train on."""
+    return Federation.from_arrays(
+        np.array(x, np.float64), np.array(y), train=rows, val=rows, test=rows, members=members, classes=2
+    )
+
+
+def gradient(weight: Array, bias: Array, x: Array, y: Array) -> tuple[Array, Array]:
+    """Of the mean cross-entropy of softmax(weight x + bias): (probabilities - one-hot label), times the inputs."""
+    scores = x @ weight.T + bias
+    likely = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    wrong = (likely - np.eye(2)[y]) / len(y)
+    return wrong.T @ x, wrong.sum(0)
+
+
+def descend(
+    theta: Array,
+    x: Array,
+    y: Array,
+    steps: int,
+    lr: float,
+    momentum: float = 0.0,
+    decay: float = 0.0,
+    clip: float = 0.0,
+) -> Array:
+    """Steps of SGD on all examples at once; `theta` is the layer's weight, row by row, and then its bias."""
+    x, y, inputs = np.array(x, float), np.array(y), np.shape(x)[1]
+    velocity = np.zeros_like(theta)
+    for _ in range(steps):
+        by_weight, by_bias = gradient(theta[: 2 * inputs].reshape(2, inputs), theta[2 * inputs :], x, y)
+        slope = np.concatenate([by_weight.ravel(), by_bias])
+        velocity = momentum * velocity + slope * shortening(slope, clip) + decay * theta
+        theta = theta - lr * velocity
+    return theta
+
+
+def shortening(vector: Array, clip: float) -> float:
+    """What a gradient is multiplied with so that it is no longer than `clip` (torch adds the same millionth)."""
+    return min(1.0, clip / (np.sqrt((vector**2).sum()) + 1e-6)) if clip else 1.0
+
+
+def flat(params: dict[str, torch.Tensor]) -> Array:
+    """A linear layer's weights as `descend` takes them (and as a hypernetwork emits them)."""
+    return np.concatenate([params["weight"].flatten(-2).double().numpy(), params["bias"].double().numpy()], -1)
+
+
+def tensor(values: Any, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.tensor(np.array(values), dtype=dtype)

@@ -1,0 +1,140 @@
+"""PeFLL with a descriptor of two numbers made from labels, and a hypernetwork of two small linear layers: by hand.
+
+A client's descriptor is v = E p + e, where p are the shares of its labels. It is standardised to z = (v - m) / s, and
+the client's model is theta = B (A z + a) + c. With error g at theta, B gets g (A z + a)^T, c gets g, A gets
+B^T g z^T, a gets B^T g, v gets A^T B^T g / s; and of that, E gets (dv) p^T and e gets dv.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from byhand import descend, flat, linear_task, owners, tensor
+
+from latecomer import tree
+from latecomer.clients import Clients
+from latecomer.engines import make
+from latecomer.engines.home import Homes, PackedHome
+from latecomer.methods.pefll import PeFLL
+from toys import Spy
+
+X, Y = [[1.0], [2.0], [-1.5], [0.5], [3.0]], [0, 1, 0, 1, 1]
+ROWS = [[0], [1, 2, 3], [4]]
+FEDERATION = owners(X, Y, ROWS, members=2)  # client 2 is a latecomer
+SHARES = np.array([[1.0, 0.0], [1 / 3, 2 / 3]])
+E, e = np.array([[0.7, -0.4], [0.1, 0.9]]), np.array([0.3, -0.2])
+A, a = np.array([[0.5, 0.2], [-0.3, 0.8]]), np.array([0.1, 0.2])
+B = np.array([[0.4, -0.1], [0.2, 0.6], [-0.5, 0.3], [0.1, 0.7]])
+c = np.array([0.05, -0.15, 0.25, -0.35])
+LR, LAMBDA_H, LAMBDA_V, LAMBDA_THETA = 0.01, 0.3, 0.2, 0.05
+
+V = SHARES @ E.T + e
+M, S = V.mean(), V.std(1, ddof=1).mean()
+Z = (V - M) / S
+BETWEEN = Z @ A.T + a
+THETA = BETWEEN @ B.T + c
+
+
+def build(**settings: Any) -> tuple[PeFLL, dict[str, Any]]:
+    fixed = {
+        "embed": "label",
+        "descriptor": 2,
+        "hidden": 2,
+        "depth": 0,
+        "steps": 2,
+        "batch": 4,
+        "lr": 0.3,
+        "momentum": 0.5,
+    }
+    rates = {"server_lr": LR, "lambda_h": LAMBDA_H, "lambda_v": LAMBDA_V, "lambda_theta": LAMBDA_THETA}
+    method = PeFLL(task=linear_task(1, torch.float32), clients=3, members=2, **fixed | rates | settings)
+    embed = {"weight": tensor(E, torch.float32), "bias": tensor(e, torch.float32)}
+    names = ("0.weight", "0.bias", "1.weight", "1.bias")
+    hyper = {name: tensor(value, torch.float32) for name, value in zip(names, (A, a, B, c), strict=True)}
+    state = method.init(torch.Generator().manual_seed(0))
+    assert state["learned"]["hyper"].keys() == hyper.keys()
+    return method, state | {"learned": {"embed": embed, "hyper": hyper}}
+
+
+def changes() -> np.ndarray:
+    """What local training adds to each model; the gradient of lambda |theta|^2 is 2 lambda theta."""
+    rule = {"lr": 0.3, "momentum": 0.5, "decay": 2 * LAMBDA_THETA}
+    data = [(np.array(X)[rows], np.array(Y)[rows]) for rows in ROWS[:2]]
+    return np.stack([descend(theta, x, y, 2, **rule) - theta for theta, (x, y) in zip(THETA, data, strict=True)])
+
+
+def close(found: torch.Tensor | np.ndarray, wanted: Any) -> None:
+    assert np.asarray(found) == pytest.approx(np.asarray(wanted), rel=2e-5, abs=2e-6)
+
+
+@pytest.mark.parametrize("engine", ["vector", "loop"])
+def test_a_round(engine: str) -> None:
+    method, state = build(clip=0.0)
+    spy = Spy(make(engine, method, [FEDERATION], "cpu"))
+    after = method.round(state, Clients(spy, torch.tensor([0, 1]), 0))
+    (_, describe), (_, fit), (_, backprop) = spy.asks
+    assert [step for step, _ in spy.asks] == ["describe", "fit", "backprop"]
+
+    close(describe.collector.replies().each["v"], V)  # lines 3 to 7
+    close(after["standard"]["mean"], M)
+    close(after["standard"]["std"], S)
+    close(flat(fit.each["params"]), THETA)  # 8
+    g = -changes()
+    close(flat(fit.collector.replies().each), -g)  # 9 to 11
+
+    back = g @ B  # 12; the hypernetwork's gradient is a mean over the two clients
+    dh = {
+        "0.weight": back.T @ Z / 2,
+        "0.bias": back.sum(0) / 2,
+        "1.weight": g.T @ BETWEEN / 2,
+        "1.bias": g.sum(0) / 2,
+    }
+    dv = back @ A / S
+    close(backprop.each["dv"], dv)  # 13
+    assert backprop.shared == {}, "the embedding network does not travel again"
+    assert backprop.recalled.keys() == {"embed"}
+    de = {"weight": dv.T @ SHARES / 2, "bias": dv.sum(0) / 2}  # 14 and 15
+    folded = backprop.collector.mean()["embed"]
+    for name, part in de.items():
+        close(folded[name], part)
+
+    # 17 and 18: shrink, then Adam, whose first step is lr g / (|g| + epsilon)
+    for name, old, gradient in zip(dh, (A, a, B, c), dh.values(), strict=True):
+        step = LR * gradient / (np.abs(gradient) + 1e-8)
+        close(after["learned"]["hyper"][name], old * (1 - 2 * LR * LAMBDA_H) - step)
+    for name, old, gradient in zip(de, (E, e), de.values(), strict=True):
+        step = LR * gradient / (np.abs(gradient) + 1e-8)
+        close(after["learned"]["embed"][name], old * (1 - 2 * LR * LAMBDA_V) - step)
+
+
+def test_standardisation_is_frozen_after_the_first_round() -> None:
+    method, state = build()
+    engine = make("vector", method, [FEDERATION], "cpu")
+    once = method.round(state, Clients(engine, torch.tensor([1]), 0))
+    twice = method.round(once, Clients(engine, torch.tensor([0]), 1))
+    close(once["standard"]["mean"], V[1].mean())
+    close(once["standard"]["std"], V[1].std(ddof=1))
+    assert tree.map(torch.Tensor.item, once["standard"]) == tree.map(torch.Tensor.item, twice["standard"])
+
+
+def test_a_latecomer_needs_one_exchange_and_no_training() -> None:
+    method, state = build()
+    state["standard"] = {"mean": torch.tensor(0.1), "std": torch.tensor(0.5), "known": torch.tensor(1.0)}
+    spy = Spy(make("vector", method, [FEDERATION], "cpu"))
+    sent = method.personalise(state, Clients(spy, torch.tensor([2]), -1, scratch=1))
+    z = ((E[:, 1] + e) - 0.1) / 0.5  # its only example is of class 1
+    close(flat(sent.each["params"]), [B @ (A @ z + a) + c])
+    assert [step for step, _ in spy.asks] == ["describe_fully"]
+
+
+@pytest.mark.parametrize(("mask", "absent"), [("zero", 0.0), ("drop", -np.inf), ("none", -2.5 * 0.5 - 1.0)])
+def test_classes_that_a_client_does_not_have(mask: str, absent: float) -> None:
+    """Client 2 has class 1 only; its logits for an input of 0.5 are (-2.5 * 0.5 - 1, 4 * 0.5 + 1)."""
+    method, _ = build(mask=mask)
+    homes = Homes([FEDERATION], torch.device("cpu"), torch.float32)
+    home = PackedHome(homes, homes.cards(0, torch.tensor([2]))[0], torch.tensor(0), {})
+    params = {"weight": torch.tensor([[-2.5], [4.0]]), "bias": torch.tensor([-1.0, 1.0])}
+    assert method.predict(home, torch.tensor([[0.5]]), params=params)[0].tolist() == [absent, 3.0]

@@ -1,0 +1,500 @@
+"""The command line: what it prints, what it refuses, and how it stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import Command, environment
+from latecomer import engines, methods
+from latecomer.cli import VERBS, catalogue, demo, drive, flags
+from latecomer.data import partitions, sources
+from latecomer.errors import SettingError, UnknownName
+from latecomer.experiment import Experiment, Run
+from latecomer.nets import models
+from latecomer.train import Training
+
+SMALL = ["--clients", "10", "--rounds", "4", "--evaluate-every", "2", "--steps", "2", "--engine", "vector"]
+
+
+# what can be seen without torch
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["list"], ["list", "data"], ["show"], ["run", "-h"]])
+def test_what_needs_no_torch_does_not_import_it(words: list[str]) -> None:
+    code = f"import sys; from latecomer.cli import main; main({words}); print('torch' in sys.modules, file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stderr == "False\n"
+    assert done.stdout
+
+
+def test_the_lists_are_those_of_the_library() -> None:
+    assert list(catalogue.data()) == [
+        "digits",
+        *sorted(set(sources.names()) - {"digits"}),
+        "npz:PATH",
+        "hf:ID_OR_FOLDER",
+    ]
+    assert catalogue.partitions().keys() == partitions.PARTITIONS.keys()
+    assert catalogue.models().keys() == models.MODELS.keys()
+    assert catalogue.engines() == engines.NAMES
+    for names in catalogue.KINDS.values():
+        assert all(names().values()), "every name has a meaning"
+
+
+def test_usage_names_every_command(command: Command) -> None:
+    for words in ([], ["--help"], ["-h"]):
+        done = command(*words)
+        assert done.code == 0
+        assert all(f"  {verb} " in done.out for verb in VERBS)
+    for verb in VERBS:
+        done = command(verb, "--help")
+        assert (done.code, done.err) == (0, "")
+        assert f"Usage: latecomer {verb}" in done.out
+
+
+def test_list_is_grouped(command: Command) -> None:
+    done = command("list")
+    assert [line for line in done.out.splitlines() if line and line[0] != " "] == [
+        "Methods",
+        "Data",
+        "Partitions",
+        "Models",
+        "Engines",
+    ]
+    assert command("list", "methods").out.splitlines()[1].startswith("  fedavg  FedAvg: one model for all.")
+
+
+@pytest.mark.parametrize("words", [["show", "pfedhn"], ["run", "pfedhn", "--help"]])
+def test_show_tells_all_about_a_method(command: Command, words: list[str]) -> None:
+    out = command(*words).out
+    assert "The hypernetwork never travels." in out
+    assert "--server-lr        0.01   learning rate of hypernetwork and embeddings [above 0]" in out
+    assert "Run settings of its paper\n  --split   pfedhn\n  --cohort  1\n" in out
+    assert "  --cohort              1        clients a round [at least 1]" in out, "the paper's default is the default"
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    line = f"'{sys.executable}' -m latecomer list | head -n 1"
+    done = subprocess.run(
+        ["sh", "-c", line], env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == ("Methods\n", "")
+
+
+# flags
+
+NAMES, SWITCHES = ("rounds", "watch_unseen", "name", "novel_rounds"), ("watch_unseen",)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--rounds 5 --name=a=b", {"rounds": "5", "name": "a=b"}),
+        ("--rounds -5", {"rounds": "-5"}),
+        ("--name=", {"name": ""}),
+        ("--watch-unseen --rounds 5", {"watch_unseen": "true", "rounds": "5"}),
+        ("--watch_unseen False", {"watch_unseen": "False"}),
+        ("--watch-unseen=maybe", {"watch_unseen": "maybe"}),
+        ("--no-watch-unseen --novel-rounds 3", {"watch_unseen": "false", "novel_rounds": "3"}),
+    ],
+)
+def test_flags(line: str, expected: dict[str, str]) -> None:
+    assert flags.read(line.split(), NAMES, SWITCHES) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("--rounds", "--rounds needs a value."),
+        ("--rounds --name a", "--rounds needs a value."),
+        ("--rounds 5 --rounds=6", "--rounds is given twice."),
+        ("--watch-unseen --no-watch-unseen", "--watch-unseen is given twice."),
+        ("--no-watch-unseen=true", "--no-watch-unseen takes no value; got 'true'."),
+        ("--rounds 5 6", "'6' is one word too many; settings are given as --name value."),
+        ("-rounds 5", "'-rounds' is one word too many; settings are given as --name value."),
+        ("--watch-unsen", "There is no setting 'watch-unsen'; did you mean 'watch-unseen'?"),
+        ("--no-rounds", "There is no setting 'no-rounds'; did you mean 'novel-rounds'?"),
+        ("--", "There is no setting ''; there are: name, novel-rounds, rounds, watch-unseen."),
+    ],
+)
+def test_flags_that_make_no_sense(line: str, sentence: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        flags.read(line.split(), NAMES, SWITCHES)
+    assert str(caught.value) == sentence
+
+
+# one sentence, exit code 2, and no run folder
+
+
+def refused(done: Any, fragment: str) -> None:
+    assert done.code == 2, done.err
+    assert done.out == ""
+    assert done.err.count("\n") == 1
+    assert done.err.startswith("latecomer: ")
+    assert done.err.endswith((".\n", "?\n"))
+    assert fragment in done.err
+
+
+BAD_COMMANDS = {
+    "launch": "There is no command 'launch'",
+    "rum pefll": "There is no command 'rum'; did you mean 'run'?",
+    "--rounds 5": "A command comes first, not '--rounds'",
+    "run": "Say which method to run",
+    "run --rounds 5": "Say which method to run",
+    "run peffl": "There is no method 'peffl'; did you mean 'pefll'?",
+    "run pefll fedavg": "'fedavg' is one word too many",
+    "run pefll --data digit": "There is no data set 'digit'; did you mean 'digits'?",
+    "run pefll --partition clases": "There is no partition 'clases'; did you mean 'classes'?",
+    "run pefll --model lennet": "There is no model 'lennet'; did you mean 'lenet'?",
+    "run pefll --engine vektor": "There is no value for --engine 'vektor'; did you mean 'vector'?",
+    "run pefll --device gpu": "--device must be cpu, cuda or auto; got 'gpu'.",
+    "run pefll --rouns 5": "There is no setting 'rouns'; did you mean 'rounds'?",
+    "run pefll --server-rl 5": "There is no setting 'server-rl'; did you mean 'server-lr'?",
+    "run pefll --method fedavg": "There is no setting 'method'",
+    "run pefll --rounds": "--rounds needs a value.",
+    "run pefll --rounds 5 --rounds 6": "--rounds is given twice.",
+    "run pefll --rounds many": "--rounds must be a whole number; got 'many'.",
+    "run pefll --rounds 2.5": "--rounds must be a whole number; got '2.5'.",
+    "run pefll --rounds 0": "--rounds must be at least 1; got 0.",
+    "run pefll --unseen 1.5": "--unseen must be at least 0 and at most 0.99; got 1.5.",
+    "run pefll --lr -1": "--lr must be greater than 0; got -1.0.",
+    "run pefll --lr nan": "--lr must be greater than 0; got nan.",
+    "run pefll --seed 99999999999999999999": "--seed must be",
+    "run pefll --watch-unseen=maybe": "--watch-unseen must be true or false; got 'maybe'.",
+    "run pefll --rotations 0,ninety": "--rotations must be a whole number; got 'ninety'.",
+    "run pefll --rotations 720": "rotations is (720,)",
+    "run pefll --clients 0": "clients is 0",
+    "run pefll --clients 99999": "clients is 99999, but 'digits' has only",
+    "run pefll --clients 10 --cohort 11": "--cohort must be at most the number of training clients, 10; got 11.",
+    "run pefll --partition natural": "has no client ids",
+    "run pefll --data npz:missing.npz": "There is no file 'missing.npz'",
+    "run pefll --data npz:": "There is no data set 'npz:'",
+    "run pefll --settings missing.toml": "--settings missing.toml cannot be read: No such file or directory.",
+    "run local --unseen 0.2 --no-unseen-labelled": "Local needs a latecomer's labels",
+    "list nets": "There is no list of 'nets'",
+    "list data models": "takes one word at most",
+    "show pefl": "There is no method 'pefl'; did you mean 'pefll'?",
+    "show pefll fedavg": "takes one method at most",
+    "resume": "latecomer resume takes one run folder; got none.",
+    "resume a b": "latecomer resume takes one run folder; got a b.",
+    "resume missing": "missing is not a run folder: it has no settings.toml.",
+    "demo --rounds 3": "There is no setting 'rounds'",
+    "demo --seed -1": "--seed must be at least 0",
+}
+
+
+@pytest.mark.parametrize("line", BAD_COMMANDS)
+def test_a_bad_command_is_one_sentence(
+    command: Command, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(command(*line.split()), BAD_COMMANDS[line])
+    assert not list(tmp_path.iterdir())
+
+
+def arrays(**changes: Any) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    made = {
+        "x_train": random.integers(0, 255, (40, 8, 8), np.uint8),
+        "y_train": np.arange(40) % 4,
+        "x_test": random.integers(0, 255, (20, 8, 8), np.uint8),
+        "y_test": np.arange(20) % 4,
+        **changes,
+    }
+    return {key: value for key, value in made.items() if value is not None}
+
+
+BAD_ARRAYS: dict[str, dict[str, Any]] = {
+    "lacks y_test": {"y_test": None},
+    "x_train has 41 entries, but y_train has 40": {"x_train": np.zeros((41, 8, 8), np.uint8)},
+    "x_train and x_test differ": {"x_test": np.zeros((20, 9, 8), np.uint8)},
+    "holds the label -7": {"y_train": np.arange(40) % 4 - 7},
+    "labels that are not whole numbers": {"y_train": np.arange(40) / 8},
+    "values that are NaN or infinite": {"x_train": np.full((40, 64), np.nan), "x_test": np.zeros((20, 64))},
+    "x_train in data.npz is empty": {"x_train": np.zeros((0, 8, 8), np.uint8), "y_train": np.zeros(0, int)},
+    "None of the 4 training clients has examples both to train and to test on": {
+        "y_train": np.arange(40) % 2,
+        "y_test": 2 + np.arange(20) % 2,
+    },
+}
+
+
+@pytest.mark.parametrize("fragment", BAD_ARRAYS)
+def test_bad_data_is_one_sentence(
+    command: Command, fragment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("data.npz", **arrays(**BAD_ARRAYS[fragment]))
+    done = command("run", "fedavg", "--data", "npz:data.npz", "--clients", "4", "--classes-per-client", "1")
+    refused(done, fragment)
+    assert [path.name for path in tmp_path.iterdir()] == ["data.npz"]
+
+
+def test_damaged_files_are_one_sentence(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("whole.npz", **arrays())
+    content = Path("whole.npz").read_bytes()
+    for size in (0, 100, len(content) // 2, len(content) - 30):
+        Path("cut.npz").write_bytes(content[:size])
+        refused(command("run", "fedavg", "--data", "npz:cut.npz"), "'cut.npz' cannot be read as an .npz")
+    monkeypatch.setenv("LATECOMER_DATA", ".")
+    np.savez("mnist.npz", **arrays(y_test=np.full(20, 12)))
+    refused(command("run", "fedavg", "--data", "mnist"), "mnist.npz holds the label 12; labels are numbered 0 to 9")
+    Path("bad.toml").write_text("rounds = = 3")
+    refused(command("run", "fedavg", "--settings", "bad.toml"), "--settings bad.toml is not TOML")
+    Path("bad.toml").write_text("rouns = 3")
+    refused(command("run", "fedavg", "--settings", "bad.toml"), "There is no setting 'rouns'; did you mean 'rounds'?")
+    Path("bad.toml").write_text("rounds = 3.5")
+    refused(command("run", "--settings=bad.toml", "fedavg"), "Say which method to run")
+    refused(command("run", "fedavg", "--settings=bad.toml"), "--rounds must be a whole number; got 3.5.")
+    assert not Path("runs").exists()
+
+
+def test_a_folder_that_exists_or_cannot_be_made(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "file").touch()
+    refused(command("run", "local", *SMALL, "--out", tmp_path, "--name", "x"), "exists already; choose another --name")
+    refused(command("run", "local", *SMALL, "--out", tmp_path / "file"), "cannot be made: Not a directory.")
+    assert not list((tmp_path / "x").iterdir())
+    (tmp_path / "local").mkdir()
+    refused(command("demo", "--out", tmp_path), "exists already; choose another --out")
+
+
+def test_a_real_process_says_one_sentence_too(process: Command, tmp_path: Path) -> None:
+    refused(process("run", "peffl"), "did you mean 'pefll'?")
+    refused(process("run", "fedavg", "--clients", "10", "--cohort", "11"), "--cohort must be at most")
+    assert not list(tmp_path.iterdir())
+
+
+def test_debug_shows_where(command: Command) -> None:
+    done = command("run", "--debug", "peffl")
+    assert done.code == 2
+    assert "Traceback" in done.err
+    assert done.err.splitlines()[-1] == "latecomer: There is no method 'peffl'; did you mean 'pefll'?"
+
+
+def test_a_surprise_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_name: str) -> None:
+        raise ZeroDivisionError("a surprise\nin two lines")
+
+    monkeypatch.setattr(methods, "get", fail)
+    done = command("run", "pefll")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == "latecomer: ZeroDivisionError: a surprise in two lines; add --debug to see where.\n"
+    assert "Traceback" in command("run", "pefll", "--debug").err
+
+
+# runs
+
+
+def test_a_run_from_the_first_word_to_the_result(process: Command, tmp_path: Path) -> None:
+    settings = tmp_path / "mine.toml"
+    settings.write_text("rounds = 99\nclients = 60\npartition = 'dirichlet'\nalpha = 0.02\n")
+    chosen = ["--rounds=20", "--cohort", "2", "--evaluate-every", "5", "--steps", "1", "--out", "o", "--name", "x y"]
+    done = process("run", "PeFLL", "--settings", settings, *chosen, "--unseen", "0.3", "--seeds=1", "--watch-unseen")
+    assert done.code == 0, done.err
+    note, *progress = done.err.splitlines()
+    assert note.startswith("Note: ")
+    assert note.endswith("of 60 clients had no example to train or to test on and were dropped.")
+    assert [line.split(",")[0] for line in progress] == [f"pefll: round {k} of 20" for k in range(2, 21, 2)]
+    assert "validation" in progress[-1]
+    assert done.out.startswith("pefll on digits: ")
+    assert "│ unseen" in done.out
+    assert done.out.splitlines()[-1] == "o/x y"
+    result = json.loads((tmp_path / "o/x y/result.json").read_text())
+    assert (result["method"], result["rounds"], result["seeds"]) == ("pefll", 20, [0])
+    assert {"accuracy", "std", "pooled", "bottom_decile"} == result["seen"].keys() == result["unseen"].keys()
+    metrics = [json.loads(line) for line in (tmp_path / "o/x y/metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in metrics] == [5, 10, 15, 20]
+    assert all("unseen" in line["runs"][0] for line in metrics)
+
+
+def test_a_run_repeats_from_its_own_settings(command: Command, tmp_path: Path) -> None:
+    first = command("run", "local", *SMALL[:-2], "--out", tmp_path, "--name", "a", "--seeds", 2)
+    assert first.code == 0, first.err
+    assert "± " in first.out
+    settings = tmp_path / "a/settings.toml"
+    assert 'engine = "auto"' not in settings.read_text(), "what was chosen is written down, or resuming could differ"
+    assert command("run", "--settings", settings, "--name", "b", "--steps=2").code == 0
+    assert (tmp_path / "a/clients.csv").read_text() == (tmp_path / "b/clients.csv").read_text()
+
+
+# stopping and resuming
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped after its third round."""
+    values = {"clients": 10, "rounds": 6, "evaluate_every": 2, "steps": 2, "unseen": 0.2, "engine": "vector"}
+    run = Run.begin(Experiment.parse("local", values | {"out": str(tmp_path_factory.mktemp("runs")), "name": "x"}))
+
+    def stop(training: Any, metrics: Any) -> None:
+        run.stop = training.round == 3
+
+    assert run.go(stop) is None
+    return run.folder.path
+
+
+@pytest.fixture
+def copy(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(stopped, "x"))
+
+
+def test_a_stopped_run_is_resumed_and_finishes(command: Command, copy: Path) -> None:
+    done = command("resume", copy)
+    assert done.code == 0, done.err
+    assert json.loads((copy / "result.json").read_text())["rounds"] == 6
+    refused(command("resume", copy), "The run in x is finished; its result is in x/result.json.")
+
+
+def test_resuming_with_other_settings(command: Command, copy: Path) -> None:
+    for words in (["x", "--rounds", "9"], ["--rounds=9", "x"], ["x", "--watch-unseen"]):
+        refused(command("resume", *words), "A run cannot be resumed with other settings, such as --")
+
+
+def truncate(copy: Path) -> None:
+    weights = next((copy / "checkpoint").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:100])
+
+
+def rejuvenate(copy: Path) -> None:
+    latest = copy / "checkpoint/latest.json"
+    latest.write_text(latest.read_text().replace('"format": 1', '"format": 99'))
+
+
+def change(copy: Path) -> None:
+    settings = copy / "settings.toml"
+    settings.write_text(settings.read_text().replace("rounds = 6", "rounds = 7"))
+
+
+def garble(copy: Path) -> None:
+    (copy / "settings.toml").write_bytes(b"\xff\xfe")
+
+
+def empty(copy: Path) -> None:
+    (copy / "checkpoint/latest.json").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("damage", "fragment"),
+    [
+        (truncate, "is truncated: it has 100 bytes"),
+        (rejuvenate, "has format 99; this latecomer reads up to 1, so update it."),
+        (change, "settings.toml was changed after the run began"),
+        (garble, "settings.toml cannot be read"),
+        (empty, "latest.json cannot be read"),
+    ],
+)
+def test_resuming_from_damage(command: Command, copy: Path, damage: Callable[[Path], None], fragment: str) -> None:
+    damage(copy)
+    refused(command("resume", copy), fragment)
+    assert not (copy / "result.json").exists()
+
+
+def test_resuming_what_is_running(command: Command, copy: Path) -> None:
+    with Run.resume(copy).folder.held():
+        refused(command("resume", copy), "Another process is at work in x")
+
+
+def until(condition: Callable[[], bool], running: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 100
+    while not condition():
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_tells_how_to_go_on(
+    background: Callable[..., subprocess.Popen[str]], command: Command, tmp_path: Path
+) -> None:
+    words = ["--clients=10", "--rounds=150", "--evaluate-every=1", "--steps=1", "--engine=vector", "--name=x"]
+    with background("run", "local", *words) as running:
+        metrics = tmp_path / "runs/x/metrics.jsonl"
+        until(lambda: metrics.exists() and metrics.stat().st_size > 0, running)
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
+    latest = json.loads((tmp_path / "runs/x/checkpoint/latest.json").read_text())
+    assert 0 < latest["round"] < 150
+    assert err.splitlines()[-1] == f"Stopped after round {latest['round']}; go on with: latecomer resume runs/x"
+    assert command("resume", tmp_path / "runs/x").code == 0
+    assert json.loads((tmp_path / "runs/x/result.json").read_text())["rounds"] == 150
+
+
+def test_the_round_is_finished_before_it_stops(command: Command, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = Training.advance
+
+    def told_to_end(self: Training) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        advance(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "advance", told_to_end)
+        done = command("resume", copy)
+    assert (done.code, done.out) == (130, "")
+    assert done.err.splitlines()[-1] == "Stopped after round 4; go on with: latecomer resume x"
+    assert json.loads((copy / "checkpoint/latest.json").read_text())["round"] == 4
+    assert command("resume", copy).code == 0
+
+
+def test_a_second_signal_ends_it_at_once(command: Command, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (copy / "checkpoint/latest.json").read_text()
+
+    def impatient(_self: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("still here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "advance", impatient)
+        done = command("resume", copy)
+    assert (done.code, done.out) == (130, "")
+    assert done.err == "latecomer: Interrupted; go on from the last checkpoint with: latecomer resume x\n"
+    assert (copy / "checkpoint/latest.json").read_text() == before
+    assert command("resume", copy).code == 0
+
+
+def test_signals_are_given_back(stopped: Path) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with drive.stopping(Run.resume(stopped)):
+        assert signal.getsignal(signal.SIGINT) is not before[0]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+# the demo
+
+
+def test_the_demo_prints_one_table(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for own in demo.METHODS.values():
+        monkeypatch.setitem(own, "rounds", 2)
+    done = command("demo", "--seed", "1")
+    assert done.code == 0, done.err
+    rows = [line.split("│")[1].strip() for line in done.out.splitlines() if line.startswith("│")]
+    assert rows == list(demo.METHODS)
+    assert not list(tmp_path.iterdir())
+    assert command("demo", "--out", "kept").code == 0
+    assert {path.name for path in Path("kept").iterdir()} == demo.METHODS.keys()
+
+
+def test_the_demo_knows_only_settings_that_exist() -> None:
+    for name, own in demo.METHODS.items():
+        try:
+            Experiment.parse(name, {**demo.SPLIT, **own})
+        except UnknownName as error:
+            pytest.fail(f"{name}: {error}")

@@ -1,0 +1,272 @@
+"""The boundary: what is refused, what silence does, what is counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import toys
+from latecomer import tree
+from latecomer.clients import Clients, Exchange, Replies, Sending
+from latecomer.engines import make
+from latecomer.engines.home import CLIENT
+from latecomer.errors import ProtocolError
+from latecomer.method import Method
+from latecomer.task import Home
+from latecomer.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Echo(Method):
+    """Says what it is sent, in a few ways."""
+
+    def echo(self, home: Home, *, value: Tensor) -> Tree:
+        return {"value": value}
+
+    def double(self, home: Home, *, value: Tensor, twice: Tensor | None = None) -> Tree:
+        return {"value": value + (value if twice is None else twice)}
+
+    def whoami(self, home: Any) -> Tree:
+        return {
+            "id": home._card[CLIENT],
+            "share": home._card[CLIENT] / 10,
+            "pair": {"x": home._card[CLIENT] * torch.ones(2)},
+        }
+
+    def odd_one_out(self, home: Any) -> Tree:
+        """Nonsense from client 3, in one number of two."""
+        return {"x": torch.where(home._card[CLIENT] == 3, torch.tensor([1.0, torch.nan]), torch.ones(2))}
+
+    def init(self, generator: torch.Generator) -> Tree:
+        return {}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        return state
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        return Sending()
+
+    def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:
+        return x.flatten(1)[:, :10]
+
+
+METHOD = Echo(task=toys.task(), clients=len(toys.TRAIN), members=toys.MEMBERS)
+IDS = torch.tensor([6, 0, 3, 5])
+WEIGHTS = [toys.TRAIN[client] for client in IDS.tolist()]
+
+
+def cohort(engine: str = "vector", **options: Any) -> Clients:
+    return Clients(toys.engine(engine, METHOD, [toys.federation()]), IDS, 0, **options)
+
+
+def silent(*who: int, step: str = "") -> Any:
+    return lambda ids, number, now: torch.isin(ids, torch.tensor(who)) & (step in ("", now))
+
+
+# what is refused
+
+
+def test_a_name_that_is_missing() -> None:
+    with pytest.raises(ProtocolError, match="Step 'echo' needs 'value', which was not sent"):
+        cohort().run(METHOD.echo)
+
+
+def test_a_name_that_the_step_does_not_take() -> None:
+    with pytest.raises(ProtocolError, match="Step 'echo' is sent 'valu' but takes only 'value'"):
+        cohort().run(METHOD.echo, shared={"value": torch.ones(1), "valu": torch.ones(1)})
+
+
+def test_a_name_both_shared_and_each() -> None:
+    with pytest.raises(ProtocolError, match="is sent 'value' both as shared and as each"):
+        cohort().run(METHOD.echo, shared={"value": torch.ones(1)}, each={"value": torch.ones(4)})
+
+
+def test_recall_of_what_was_not_sent() -> None:
+    clients = cohort()
+    clients.run(METHOD.double, shared={"value": torch.ones(1)})
+    with pytest.raises(ProtocolError, match="recalls 'twice', but this round sent only 'value'"):
+        clients.run(METHOD.double, shared={"value": torch.ones(1)}, recall=["twice"])
+
+
+def test_recall_of_what_was_sent_to_each() -> None:
+    """Only what was shared can be recalled: the server would have to remember every client's own."""
+    clients = cohort()
+    clients.run(METHOD.echo, each={"value": torch.ones(4)})
+    with pytest.raises(ProtocolError, match="sent only nothing"):
+        clients.run(METHOD.echo, recall=["value"])
+
+
+@pytest.mark.parametrize("rows", [torch.ones(3), torch.ones(5, 2), torch.tensor(1.0)])
+def test_rows_that_do_not_fit_the_cohort(rows: Tensor) -> None:
+    with pytest.raises(ProtocolError, match=r"'value' is sent to each of 4 clients but has shape"):
+        cohort().run(METHOD.echo, each={"value": rows})
+
+
+def test_nothing_is_asked_when_something_is_refused() -> None:
+    clients = cohort()
+    with pytest.raises(ProtocolError):
+        clients.run(METHOD.echo)
+    assert clients.ledger == []
+
+
+# what comes back
+
+
+@pytest.mark.parametrize("engine", toys.ENGINES)
+def test_rows_are_in_the_order_of_the_cohort(engine: str) -> None:
+    replies = cohort(engine).run(METHOD.whoami)
+    assert replies.each["id"].tolist() == IDS.tolist()
+    assert replies.each["id"].dtype == torch.int64
+    assert replies.each["pair"]["x"].tolist() == [[client, client] for client in IDS.tolist()]
+    assert replies.weight.tolist() == WEIGHTS
+    assert replies.heard.all()
+
+
+@pytest.mark.parametrize("engine", toys.ENGINES)
+def test_what_is_shared_and_what_each_is_sent(engine: str) -> None:
+    rows = torch.arange(8.0).reshape(4, 2)
+    replies = cohort(engine).run(METHOD.double, shared={"twice": torch.tensor([100.0, 200.0])}, each={"value": rows})
+    assert torch.equal(replies.each["value"], rows + torch.tensor([100.0, 200.0]))
+
+
+@pytest.mark.parametrize("engine", toys.ENGINES)
+def test_what_was_sent_can_be_recalled_and_does_not_travel_again(engine: str) -> None:
+    clients = cohort(engine)
+    clients.run(METHOD.echo, shared={"value": torch.tensor([3.0])})
+    replies = clients.run(METHOD.double, shared={"twice": torch.tensor([4.0])}, recall=["value"])
+    assert replies.each["value"].tolist() == [[7.0]] * 4
+    again = clients.run(METHOD.double, recall=["value", "twice"])
+    assert again.each["value"].tolist() == [[7.0]] * 4
+    assert [exchange.line()["down"] for exchange in clients.ledger] == [16, 16, 0]
+
+
+def test_nothing_that_crosses_carries_a_gradient() -> None:
+    value = torch.ones(2, requires_grad=True)
+    replies = cohort().run(METHOD.echo, shared={"value": value * 2})
+    assert not replies.each["value"].requires_grad
+
+
+# silence
+
+
+@pytest.mark.parametrize("engine", toys.ENGINES)
+def test_silence_is_a_zero_row_that_weighs_nothing(engine: str) -> None:
+    replies = cohort(engine, faults=silent(0, 5)).run(METHOD.whoami)
+    assert replies.heard.tolist() == [True, False, True, False]
+    assert replies.weight.tolist() == [WEIGHTS[0], 0, WEIGHTS[2], 0]
+    assert replies.each["id"].tolist() == [6, 0, 3, 0]
+    assert replies.mean()["share"].item() == pytest.approx((0.6 + 0.3) / 2)
+    expected = (0.6 * WEIGHTS[0] + 0.3 * WEIGHTS[2]) / (WEIGHTS[0] + WEIGHTS[2])
+    assert replies.mean(by="examples")["share"].item() == pytest.approx(expected)
+    assert replies.sum()["share"].item() == pytest.approx(0.9)
+    assert replies.share().tolist() == [0.5, 0.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("engine", toys.ENGINES)
+def test_silent_once_is_silent_for_the_rest_of_the_round(engine: str) -> None:
+    clients = cohort(engine, faults=silent(0, step="whoami"))
+    heard = [clients.run(step).heard.tolist() for step in (METHOD.odd_one_out, METHOD.whoami, METHOD.whoami)]
+    everyone, no_three, no_zero_either = [True] * 4, [True, True, False, True], [True, False, False, True]
+    assert heard == [no_three, no_zero_either, no_zero_either] != [everyone] * 3
+    lines = [exchange.line() for exchange in clients.ledger]
+    assert [(line["asked"], line["answered"]) for line in lines] == [(4, 3), (2, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("engine", toys.ENGINES)
+def test_an_answer_that_is_not_finite_is_silence(engine: str) -> None:
+    replies = cohort(engine).run(METHOD.odd_one_out)
+    assert replies.heard.tolist() == [True, True, False, True]
+    assert replies.each["x"].tolist() == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
+    assert replies.weight[2] == 0
+    assert replies.mean()["x"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("engine", toys.ENGINES)
+def test_a_mean_of_nobody_is_zero(engine: str) -> None:
+    clients = cohort(engine, faults=silent(*IDS.tolist()))
+    assert clients.mean(METHOD.odd_one_out)["x"].tolist() == [0.0, 0.0]
+    assert (
+        Replies({"x": torch.zeros(2, 3)}, torch.zeros(2, dtype=torch.bool), torch.zeros(2)).mean()["x"].tolist()
+        == [0.0] * 3
+    )
+
+
+@pytest.mark.parametrize("by", ["clients", "examples"])
+@pytest.mark.parametrize("engine", toys.ENGINES)
+def test_a_folded_mean_equals_the_mean_of_the_rows(engine: str, by: Any) -> None:
+    faults = silent(5)
+    folded = cohort(engine, faults=faults).mean(METHOD.odd_one_out, by=by)
+    stacked = cohort(engine, faults=faults).run(METHOD.odd_one_out).mean(by=by)
+    assert toys.gap(folded, stacked) < 1e-7
+    rows = {"value": torch.randn(4, 3, generator=torch.Generator().manual_seed(0))}
+    folded = cohort(engine).mean(METHOD.echo, each=rows, by=by)
+    assert toys.gap(folded, cohort(engine).run(METHOD.echo, each=rows).mean(by=by)) < 1e-6
+
+
+def test_a_folded_mean_keeps_no_rows() -> None:
+    spy = toys.Spy(toys.engine("chunked", METHOD, [toys.federation()]))
+    Clients(spy, IDS, 0).mean(METHOD.whoami)
+    (part,) = spy.asks[0][1].collector.parts
+    assert part["pair"]["x"].shape == (2,)
+
+
+# what is counted
+
+
+@pytest.mark.parametrize("engine", toys.ENGINES)
+def test_ledger_lines(engine: str) -> None:
+    clients = cohort(engine, faults=silent(0))
+    sent = {"value": torch.ones(3), "twice": torch.ones(3, dtype=torch.float64)}
+    clients.run(METHOD.double, shared={"twice": sent["twice"]}, each={"value": sent["value"].expand(4, 3)})
+    (line,) = [exchange.line() for exchange in clients.ledger]
+    assert line.pop("seconds") >= 0
+    expected = {"round": 0, "step": "double", "asked": 3, "answered": 3, "down": 3 * (3 * 8 + 3 * 4), "up": 3 * 3 * 8}
+    assert line == expected
+
+
+def test_a_ledger_line_reads_its_numbers_late() -> None:
+    exchange = Exchange(7, "fit", torch.tensor(5), torch.tensor(4), 100, 30, lambda: 0.25)
+    assert exchange.line() == {
+        "round": 7,
+        "step": "fit",
+        "asked": 5,
+        "answered": 4,
+        "down": 500,
+        "up": 120,
+        "seconds": 0.25,
+    }
+
+
+# parts of a cohort, and rounds of their own
+
+
+def test_only_some() -> None:
+    clients = cohort(faults=silent(0))
+    clients.run(METHOD.echo, shared={"value": torch.ones(1)})
+    part = clients.only(IDS < 5)
+    assert part.ids.tolist() == [0, 3]
+    assert part.silent is not None
+    assert part.silent.tolist() == [True, False]
+    assert part.held == {}
+    assert part.run(METHOD.whoami).heard.tolist() == [False, True]
+    assert part.ledger is clients.ledger
+    assert len(clients) == 4
+    assert len(clients.only(IDS > 100)) == 0
+
+
+def test_turns_are_rounds_of_their_own() -> None:
+    clients = cohort()
+    clients.run(METHOD.echo, shared={"value": torch.ones(1)})
+    turns = clients.turns(3)
+    assert len({turn.round for turn in turns}) == 3
+    assert all(turn.held == {} and torch.equal(turn.ids, IDS) and turn.ledger is clients.ledger for turn in turns)
+
+
+def test_an_empty_tree_is_a_mean_too() -> None:
+    assert cohort().run(METHOD.echo, each={"value": torch.ones(4, 0)}).mean()["value"].shape == (0,)
+    assert tree.nbytes(cohort().mean(METHOD.whoami)) > 0
+    assert make("vector", METHOD, [toys.federation()], "cpu").device == torch.device("cpu")

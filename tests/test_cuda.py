@@ -1,0 +1,131 @@
+"""The CUDA paths: skipped without a GPU. Run them where there is one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import grad, vmap
+
+from latecomer import Federation, make_task, methods, tree
+from latecomer.clients import Clients
+from latecomer.engines import graphs
+from latecomer.engines.vector import Vector
+from latecomer.errors import MemoryShortage
+from latecomer.nets.models import LeNet
+from latecomer.train import Plan, Training
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def exact() -> None:
+    """Compare in full float32, not in TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+
+def images(clients: int = 6, each: int = 40) -> Federation:
+    random = np.random.default_rng(0)
+    x = random.integers(0, 256, (clients * each, 32, 32, 3), dtype=np.uint8)
+    rows = np.arange(clients * each).reshape(clients, each)
+    sizes = [each - 3 * k for k in range(clients)]
+    return Federation.from_arrays(
+        x,
+        random.integers(0, 10, clients * each),
+        train=[row[: size - 8] for row, size in zip(rows, sizes, strict=True)],
+        test=[row[size - 4 : size] for row, size in zip(rows, sizes, strict=True)],
+        val=[row[size - 8 : size - 4] for row, size in zip(rows, sizes, strict=True)],
+        members=clients - 1,
+        classes=10,
+    )
+
+
+def replies(engine: Vector, method: object, rounds: int) -> list[dict[str, torch.Tensor]]:
+    """What local training returns in several rounds, from the same weights."""
+    params = tree.to(method.task.model.fresh(torch.Generator().manual_seed(0)), engine.device)  # type: ignore[attr-defined]
+    got = []
+    for number in range(rounds):
+        clients = Clients(engine, torch.arange(5), number)
+        each = {"params": tree.map(lambda leaf: leaf.expand(5, *leaf.shape).contiguous(), params)}
+        got.append(tree.flatten(tree.to(clients.run(method.fit, each=each).each, torch.device("cpu"))))  # type: ignore[attr-defined]
+    return got
+
+
+def test_gpu_with_graphs_agrees_with_the_cpu() -> None:
+    federation = images()
+    method = methods.get("pfedhn")(task=make_task(federation, LeNet), clients=6, members=5, steps=3, batch=16, lr=0.01)
+    rounds = graphs.EAGER_CALLS + 3
+    expected = replies(Vector(method, [federation]), method, rounds)
+    engine = Vector(method, [federation], CUDA)
+    found = replies(engine, method, rounds)
+    assert engine.graphs is not None
+    assert len(engine.graphs._graphs) == 1, "the last rounds were replays"
+    for a, b in zip(expected, found, strict=True):
+        for name in a:
+            torch.testing.assert_close(a[name], b[name], atol=1e-5, rtol=1e-3)
+    assert any(not torch.equal(found[-1][name], found[-2][name]) for name in found[0]), "every replay draws new batches"
+
+
+@pytest.mark.parametrize("name", sorted(methods.names()))
+def test_every_method_trains_with_graphs_as_without(name: str) -> None:
+    federation = images()
+    kind = methods.get(name)
+    small = {
+        key: value
+        for key, value in {"steps": 2, "batch": 8, "novel_rounds": 2, "alone": 1}.items()
+        if key in kind.__dataclass_fields__
+    }
+    method = kind(task=make_task(federation, LeNet), clients=6, members=5, **small)
+    results = []
+    for with_graphs in (False, True):
+        engine = Vector(method, [federation], CUDA, graphs=with_graphs, chunk=4)
+        training = Training(method, [federation], engine, Plan(rounds=6, cohort=5, evaluate_every=3, silence=0.1))
+        for _ in training.go():
+            training.drain()
+        results.append((training.finish()[0], training.states[0]))
+    (first, _), (second, _) = results
+    assert first["bytes"] == second["bytes"]
+    assert abs(first["seen"]["accuracy"] - second["seen"]["accuracy"]) < 15  # four test images a client
+    assert all(bool(leaf.isfinite().all()) for leaf in tree.leaves(results[1][1]))
+
+
+@pytest.mark.parametrize(("stride", "padding"), [((1, 1), (0, 0)), ((2, 1), (2, 1))])
+def test_mapped_convolutions_equal_torchs(stride: tuple[int, int], padding: tuple[int, int]) -> None:
+    from latecomer.engines.convolve import by_products
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 4, 2, 9, 8, generator=generator).to(CUDA)
+    weight, bias = (
+        torch.randn(3, 5, 2, 3, 3, generator=generator).to(CUDA),
+        torch.randn(3, 5, generator=generator).to(CUDA),
+    )
+
+    def energy(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, weight, bias, stride, padding).square().sum()
+
+    slopes = vmap(grad(energy, argnums=(0, 1, 2)))
+    for plain, ours in zip(slopes(x, weight, bias), by_products(slopes)(x, weight, bias), strict=True):
+        torch.testing.assert_close(plain, ours, atol=1e-3, rtol=1e-4)
+
+
+def test_out_of_memory_says_which_chunk_fits_and_auto_finds_it() -> None:
+    federation = images(clients=40, each=200)
+    method = methods.get("pfedhn")(task=make_task(federation, LeNet), clients=40, members=39, steps=1, batch=128)
+    share = 1.5e9 / torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(share)
+    try:
+        params = tree.to(method.task.model.fresh(torch.Generator().manual_seed(0)), CUDA)
+        each = {"params": tree.map(lambda leaf: leaf.expand(39, *leaf.shape).contiguous(), params)}
+        fixed = Vector(method, [federation], CUDA, chunk=39)
+        with pytest.raises(MemoryShortage, match=r"--chunk \d+ would fit"):
+            Clients(fixed, torch.arange(39), 0).run(method.fit, each=each)
+        free = Vector(method, [federation], CUDA)
+        free.chunk = 39
+        for number in range(5):
+            assert bool(Clients(free, torch.arange(39), number).run(method.fit, each=each).heard.all())
+        assert free.chunk < 39
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

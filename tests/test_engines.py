@@ -1,0 +1,368 @@
+"""Engines: homes and their batches, memories, errors, and how one is chosen."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import toys
+from latecomer import tree
+from latecomer.clients import Clients, Sending
+from latecomer.data import Federation
+from latecomer.engines import auto, make, pick_device
+from latecomer.engines.home import Homes, PackedHome
+from latecomer.engines.vector import Vector, activation_bytes
+from latecomer.errors import (
+    LatecomerError,
+    MemoryShortage,
+    MissingExtra,
+    ProtocolError,
+    SettingError,
+    StepError,
+    UnknownName,
+)
+from latecomer.method import Method
+from latecomer.task import Batch, Home
+from latecomer.tree import Tree
+
+ALL = torch.arange(len(toys.TRAIN))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diary(Method):
+    """Shows what a home gives, and writes down that it was visited."""
+
+    def draw(self, home: Home) -> Tree:
+        one, several = home.batch(4), list(home.batches(3, 8))
+        passes = list(home.epochs(2, 8, "another"))
+        return {
+            "one": _show(one),
+            "several": tree.stack([_show(batch) for batch in several]),
+            "passes": tree.stack([_show(batch) for batch in passes]),
+            "train": _show(home.all()),
+            "test": _show(home.all("test")),
+        }
+
+    def visit(self, home: Home, *, note: Tensor) -> Tree:
+        before = home.memory
+        home.memory = {"visits": before["visits"] + 1, "note": note}
+        return {"visits": before["visits"], "note": before["note"]}
+
+    def look(self, home: Home) -> Tree:
+        return dict(home.memory)
+
+    def shapes(self, home: Home, *, params: Tree) -> Tree:
+        return {"product": params["w"] @ params["v"]}
+
+    def quarrel(self, home: Home) -> Tree:
+        raise ProtocolError("this is a sentence already")
+
+    def memory(self, generator: torch.Generator) -> Tree:
+        return {"visits": torch.zeros(()), "note": torch.rand(2, generator=generator)}
+
+    def init(self, generator: torch.Generator) -> Tree:
+        return {}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        return state
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        return Sending()
+
+    def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:
+        return x.flatten(1)[:, :10]
+
+
+def _show(batch: Batch) -> Tree:
+    return {"x": batch.x, "y": batch.y, "real": batch.real}
+
+
+METHOD = Diary(task=toys.task(), clients=len(toys.TRAIN), members=toys.MEMBERS)
+
+
+def home(client: int, round: int = 0, federation: Federation | None = None) -> PackedHome:  # noqa: A002
+    homes = Homes([federation or toys.federation()], torch.device("cpu"), torch.float32)
+    return PackedHome(homes, homes.cards(0, torch.tensor([client]))[0], torch.tensor(round), {})
+
+
+def keys(batches: list[Batch]) -> list[tuple[float, ...]]:
+    """The real examples, in order, as something that can be compared."""
+    return [
+        tuple(x.flatten().tolist()) for batch in batches for x, real in zip(batch.x, batch.real, strict=True) if real
+    ]
+
+
+# homes
+
+
+@pytest.mark.parametrize("client", [0, 3, 6])
+@pytest.mark.parametrize("size", [1, 4, 8, 64])
+def test_a_pass_covers_the_data_once(client: int, size: int) -> None:
+    owned = sorted(keys([home(client).all()]))
+    assert len(owned) == toys.TRAIN[client]
+    assert sorted(keys(list(home(client).epochs(1, size)))) == owned
+    twice = keys(list(home(client).epochs(2, size)))
+    assert sorted(twice[: len(owned)]) == sorted(twice[len(owned) :]) == owned
+    assert len(owned) < 6 or twice[: len(owned)] != twice[len(owned) :], "every pass is shuffled anew"
+
+
+@pytest.mark.parametrize("client", [0, 6])
+def test_batches_go_from_pass_to_pass(client: int) -> None:
+    per_pass = -(-toys.TRAIN[client] // 8)
+    drawn = list(home(client).batches(3 * per_pass, 8))
+    owned = sorted(keys([home(client).all()]))
+    for k in range(3):
+        assert sorted(keys(drawn[k * per_pass : (k + 1) * per_pass])) == owned
+    assert len(home(client).batches(5, 8)) == 5
+    assert all(bool(batch.real.any()) for batch in drawn), "where steps are counted, no step is empty"
+
+
+def test_small_clients_see_padding_at_the_end_of_counted_passes() -> None:
+    real = [int(batch.real.sum()) for batch in home(0).epochs(2, 4)]
+    assert len(real) == 2 * -(-max(toys.TRAIN) // 4)
+    assert [count for count in real if count] == [4, 1, 4, 1]
+    assert real[4:] == [0] * (len(real) - 4)
+
+
+def test_one_batch_has_no_repetition() -> None:
+    drawn = keys([home(6).batch(20)])
+    assert len(set(drawn)) == 20
+    assert set(drawn) < set(keys([home(6).all()]))
+    assert len(keys([home(0).batch(20)])) == 5
+
+
+def test_a_purpose_draws_the_same_batch_all_round_long() -> None:
+    here = home(6)
+    assert torch.equal(here.batch(8, "describe").x, here.batch(8, "describe").x)
+    assert torch.equal(here.batch(8, "describe").x, home(6).batch(8, "describe").x)
+    first = here.batch(8, "describe").x
+    assert not torch.equal(first, here.batch(8, "score").x), "another purpose"
+    assert not torch.equal(first, home(6, round=1).batch(8, "describe").x), "another round"
+    other = replace(toys.federation(), seed=9)
+    assert not torch.equal(first, home(6, federation=other).batch(8, "describe").x), "another seed"
+
+
+@pytest.mark.parametrize("engine", toys.ENGINES[1:])
+def test_every_engine_draws_the_same(engine: str) -> None:
+    drawn = [
+        Clients(toys.engine(which, METHOD, [toys.federation()]), ALL, 5).run(METHOD.draw).each
+        for which in ("vector", engine)
+    ]
+    assert toys.gap(*drawn) < 1e-6
+    labels = [{key: value["y"] for key, value in each.items()} for each in drawn]
+    assert toys.same(*labels)
+    assert not torch.equal(drawn[0]["one"]["x"][1], drawn[0]["one"]["x"][2])
+
+
+def test_labels_are_hidden_where_a_client_has_none() -> None:
+    some = toys.federation(labelled=(True,) * 9 + (False,))
+    assert (home(9, federation=some).all().y == -1).all()
+    assert (home(9, federation=some).all("val").y == -1).all()
+    assert (home(9, federation=some).all("test").y >= 0).all(), "the experimenter's test labels score"
+    assert home(9, federation=some).all().weight.sum() == 0
+    assert (home(8, federation=some).all().y[: toys.TRAIN[8]] >= 0).all()
+
+
+def test_turned_images() -> None:
+    federation = toys.federation()
+    plain = replace(federation, rotation=torch.zeros_like(federation.rotation))
+    straight, turned = (home(1, federation=which).all().x for which in (plain, federation))
+    assert torch.allclose(turned, torch.rot90(straight, 1, (-2, -1)), atol=1e-6)
+
+
+# memories, on every engine
+
+
+@pytest.fixture(params=toys.ENGINES)
+def engine(request: pytest.FixtureRequest) -> Any:
+    return toys.engine(request.param, METHOD, toys.federations(2))
+
+
+def visit(engine: Any, ids: list[int], note: float, **options: Any) -> list[float]:
+    clients = Clients(engine, torch.tensor(ids), options.pop("round", 0), **options)
+    return clients.run(METHOD.visit, shared={"note": torch.full((2,), note)}).each["visits"].tolist()  # type: ignore[no-any-return]
+
+
+def look(engine: Any, ids: list[int], **options: Any) -> list[tuple[float, float]]:
+    each = Clients(engine, torch.tensor(ids), 0, **options).run(METHOD.look).each
+    return list(zip(each["visits"].tolist(), each["note"][:, 0].tolist(), strict=True))
+
+
+def blank(seed: int) -> float:
+    return float(METHOD.memory(torch.Generator().manual_seed(seed))["note"][0])
+
+
+def test_a_memory_lasts_from_round_to_round(engine: Any) -> None:
+    assert visit(engine, [4, 1], 0.5) == [0, 0]
+    assert visit(engine, [1, 2], 0.25, round=1) == [1, 0]
+    assert look(engine, [1, 2, 4, 5]) == [(2, 0.25), (1, 0.25), (1, 0.5), (0, pytest.approx(blank(0)))]
+
+
+def test_runs_in_lockstep_have_memories_of_their_own(engine: Any) -> None:
+    visit(engine, [1], 0.5, run_index=1)
+    assert look(engine, [1, 2]) == [(0, pytest.approx(blank(0)))] * 2
+    assert look(engine, [1, 2], run_index=1) == [(1, 0.5), (0, pytest.approx(blank(1)))]
+    assert blank(0) != blank(1)
+
+
+def test_the_silent_keep_what_they_had(engine: Any) -> None:
+    visit(engine, [1, 2, 3], 0.5)
+    visit(engine, [1, 2, 3], 0.25, round=1, faults=lambda ids, number, step: ids == 2)
+    assert look(engine, [1, 2, 3]) == [(2, 0.25), (1, 0.5), (2, 0.25)]
+
+
+def test_an_evaluation_scribbles_and_forgets(engine: Any) -> None:
+    visit(engine, [1], 0.5)
+    assert visit(engine, [1, 8], 0.75, scratch=1) == [1, 0], "it begins from what was kept"
+    assert look(engine, [1, 8], scratch=1) == [(2, 0.75), (1, 0.75)], "and sees its own scribbles"
+    assert look(engine, [1, 8]) == [(1, 0.5), (0, pytest.approx(blank(0)))], "which training does not"
+    assert look(engine, [1, 8], scratch=2) == [(1, 0.5), (0, pytest.approx(blank(0)))], "nor the next evaluation"
+    visit(engine, [1], 0.125, scratch=2)
+    assert look(engine, [1, 8], scratch=2) == [(2, 0.125), (0, pytest.approx(blank(0)))]
+    assert look(engine, [1, 8], run_index=1, scratch=2) == [(0, pytest.approx(blank(1)))] * 2
+
+
+def test_memories_in_a_checkpoint(engine: Any) -> None:
+    assert engine.memories(0) == {}
+    visit(engine, [6, 1], 0.5)
+    visit(engine, [2], 0.25, run_index=1)
+    dumped = [engine.memories(run) for run in range(2)]
+    assert dumped[0]["ids"].tolist() == [1, 6]
+    assert dumped[0]["rows"]["note"].tolist() == [[0.5, 0.5]] * 2
+    visit(engine, [1, 3], 0.75, round=1)
+    for which in toys.ENGINES:
+        other = toys.engine(which, METHOD, toys.federations(2))
+        visit(other, [5], 0.125)
+        for run, memory in enumerate(dumped):
+            other.remember(run, memory)
+        assert look(other, [1, 3, 5, 6]) == [
+            (1, 0.5),
+            (0, pytest.approx(blank(0))),
+            (0, pytest.approx(blank(0))),
+            (1, 0.5),
+        ]
+        assert look(other, [2], run_index=1) == [(1, 0.25)]
+    engine.remember(0, {})
+    assert engine.memories(0) == {}
+
+
+# errors
+
+
+def test_an_error_in_a_step_names_client_round_step_and_argument() -> None:
+    clients = Clients(make("loop", METHOD, [toys.federation()], "cpu"), torch.tensor([4, 2]), 17)
+    with pytest.raises(StepError) as found:
+        clients.run(METHOD.shapes, shared={"params": {"w": torch.ones(2, 3), "v": torch.ones(2)}})
+    sentence = str(found.value)
+    assert sentence.startswith("Client 4 failed in round 17 at step 'shapes', sent params/w (2, 3), params/v (2,): ")
+    assert isinstance(found.value.__cause__, RuntimeError)
+
+
+def test_the_argument_that_is_not_finite_is_named() -> None:
+    clients = Clients(make("loop", METHOD, [toys.federation()], "cpu"), torch.tensor([4]), 0)
+    broken = {"w": torch.ones(2, 3), "v": torch.tensor([1.0, torch.nan])}
+    with pytest.raises(StepError, match="sent params/v with values that are not finite: "):
+        clients.run(METHOD.shapes, shared={"params": broken})
+
+
+@pytest.mark.parametrize("engine", ["vector", "loop"])
+def test_a_sentence_of_our_own_stays_as_it_is(engine: str) -> None:
+    clients = Clients(make(engine, METHOD, [toys.federation()], "cpu"), torch.tensor([4]), 0)
+    with pytest.raises(ProtocolError, match=r"^this is a sentence already$"):
+        clients.run(METHOD.quarrel)
+
+
+def run_out(engine: Vector, monkeypatch: pytest.MonkeyPatch, above: int) -> list[int]:
+    """Let the engine run out of memory with more than so many rows at once; the rows of every attempt."""
+    compute, attempts = engine._compute, []
+
+    def limited(step: str, asks: Any, first: int, rows: int) -> Any:
+        attempts.append(rows)
+        if rows > above:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return compute(step, asks, first, rows)
+
+    monkeypatch.setattr(engine, "_compute", limited)
+    return attempts
+
+
+def test_out_of_memory_with_a_fixed_chunk_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Vector(METHOD, [toys.federation()], "cpu", chunk=8)
+    run_out(engine, monkeypatch, above=0)
+    with pytest.raises(MemoryShortage, match=r"out of memory with 8 clients at once; --chunk 4 would fit"):
+        Clients(engine, ALL, 0).run(METHOD.look)
+    assert issubclass(MemoryShortage, LatecomerError)
+
+
+def test_out_of_memory_halves_a_chunk_that_was_ours_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Vector(METHOD, [toys.federation()], "cpu")
+    attempts = run_out(engine, monkeypatch, above=3)
+    replies = Clients(engine, ALL, 0).run(METHOD.look)
+    assert attempts[:3] == [10, 5, 2]
+    assert max(attempts[2:]) <= 3
+    assert replies.each["visits"].shape == (10,)
+    assert replies.heard.all()
+
+
+def test_out_of_memory_with_a_single_client_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Vector(METHOD, [toys.federation()], "cpu")
+    attempts = run_out(engine, monkeypatch, above=0)
+    with pytest.raises(MemoryShortage, match="with a single client"):
+        Clients(engine, ALL, 0).run(METHOD.look)
+    assert attempts[-1] == 1
+
+
+# the choice
+
+
+def test_engines_by_name() -> None:
+    for name, kind in {"vector": "Vector", "loop": "Loop", "flower": "Flower"}.items():
+        assert type(make(name, METHOD, [toys.federation()], "cpu")).__name__ == kind
+    with pytest.raises(UnknownName, match="no engine 'vektor'; did you mean 'vector'"):
+        make("vektor", METHOD, [toys.federation()])
+
+
+def test_auto_takes_the_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert auto.faster(METHOD, [toys.federation()], torch.device("cuda")) == "vector"
+    assert auto.faster(METHOD, [toys.federation()], torch.device("cpu")) in ("vector", "loop")
+    clock = iter(range(10**6))
+    ticks = {"Vector": 5, "Loop": 1}
+
+    class Timed(auto.Clients):
+        def run(self, *args: Any, **options: Any) -> Any:
+            for _ in range(ticks[type(self.engine).__name__]):
+                next(clock)
+            return super().run(*args, **options)
+
+    monkeypatch.setattr(auto, "Clients", Timed)
+    monkeypatch.setattr(auto.time, "perf_counter", lambda: next(clock))
+    assert auto.faster(METHOD, [toys.federation()], torch.device("cpu")) == "loop"
+
+
+def test_devices() -> None:
+    assert pick_device("cpu") == torch.device("cpu")
+    with pytest.raises(SettingError, match="must be cpu, cuda or auto; got 'tpu'"):
+        pick_device("tpu")
+    if not torch.cuda.is_available():
+        assert pick_device("auto") == torch.device("cpu")
+        with pytest.raises(SettingError, match="PyTorch finds none; use --device cpu"):
+            pick_device("cuda")
+
+
+def test_a_missing_extra_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'latecomer\[flower\]'"):
+        make("flower", METHOD, [toys.federation()], "cpu")
+
+
+def test_a_chunk_follows_from_the_memory_that_a_client_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 inputs, and 64 + 8 + 8 + 10 numbers out of the layers: each kept, its gradient, and a working copy."""
+    assert activation_bytes(METHOD) == 3 * 4 * (64 + 64 + 8 + 8 + 10)
+    monkeypatch.setattr("latecomer.engines.vector.CPU_BUDGET", 7 * max(toys.TRAIN) * activation_bytes(METHOD))
+    assert Vector(METHOD, [toys.federation()], "cpu").chunk == 7
+    assert Vector(METHOD, [toys.federation()], "cpu", chunk=2).chunk == 2

@@ -1,0 +1,127 @@
+"""Local training against torch.optim, and that padding moves nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+import toys
+from latecomer import learn, tree
+from latecomer.task import Batch
+
+TASK = toys.task(torch.float64)
+START = toys.double(TASK.model.fresh(torch.Generator().manual_seed(3)))
+
+
+def batches(count: int, size: int = 6) -> list[Batch]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        Batch(
+            torch.randn(size, 1, 8, 8, generator=generator, dtype=torch.float64),
+            torch.randint(10, (size,), generator=generator),
+            torch.ones(size, dtype=torch.bool),
+        )
+        for _ in range(count)
+    ]
+
+
+def padding(size: int = 6) -> Batch:
+    return Batch(torch.full((size, 1, 8, 8), 5.0, dtype=torch.float64), torch.zeros(size).long(), torch.zeros(size) > 0)
+
+
+def unlabelled(size: int = 6) -> Batch:
+    return Batch(torch.ones(size, 1, 8, 8, dtype=torch.float64), torch.full((size,), -1), torch.ones(size) > 0)
+
+
+def by_torch(batches: list[Batch], clip: float = 0.0, **settings: float) -> dict[str, Tensor]:
+    model = toys.small_model().double()
+    model.load_state_dict(START)
+    optimiser = torch.optim.SGD(model.parameters(), **settings)
+    for batch in batches:
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(batch.x), batch.y).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimiser.step()
+    return dict(model.state_dict())
+
+
+SETTINGS: list[dict[str, float]] = [
+    {"lr": 0.1},
+    {"lr": 0.1, "momentum": 0.9},
+    {"lr": 0.1, "weight_decay": 0.3},
+    {"lr": 0.1, "momentum": 0.5, "weight_decay": 0.1, "clip": 0.2},
+    {"lr": 0.1, "clip": 1e6},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_the_same_steps_as_torch(settings: dict[str, float]) -> None:
+    some = batches(5)
+    found = learn.SGD(**settings)(TASK.loss, START, some)
+    assert toys.gap(found, by_torch(some, **settings)) < 1e-12
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("nothing", [padding, unlabelled])
+def test_a_batch_without_a_labelled_example_changes_nothing(settings: dict[str, float], nothing: Any) -> None:
+    """Momentum and weight decay would move the weights, and a step's momentum would fade, where there is nothing."""
+    rule, some = learn.SGD(**settings), batches(3)
+    spread = [nothing(), some[0], nothing(), some[1], nothing(), nothing(), some[2], nothing()]
+    assert toys.same(rule(TASK.loss, START, spread), rule(TASK.loss, START, some))
+    assert toys.same(rule(TASK.loss, START, [nothing()]), START)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_padding_inside_a_batch_weighs_nothing(settings: dict[str, float]) -> None:
+    some = batches(3, size=4)
+    padded = [
+        Batch(torch.cat([b.x, padding(3).x]), torch.cat([b.y, padding(3).y]), torch.cat([b.real, padding(3).real]))
+        for b in some
+    ]
+    assert toys.gap(learn.SGD(**settings)(TASK.loss, START, padded), by_torch(some, **settings)) < 1e-12
+
+
+def test_unlabelled_examples_weigh_nothing() -> None:
+    (batch,) = batches(1)
+    hidden = Batch(batch.x, torch.where(torch.arange(6) < 2, batch.y, -1), batch.real)
+    first = Batch(batch.x[:2], batch.y[:2], batch.real[:2])
+    assert float(TASK.loss(START, hidden)) == pytest.approx(float(TASK.loss(START, first)), abs=1e-12)
+
+
+def test_change_is_what_the_steps_add() -> None:
+    some, rule = batches(2), learn.SGD(0.1, momentum=0.9)
+    change = rule.change(TASK.loss, START, some)
+    assert toys.gap(tree.add(START, change), rule(TASK.loss, START, some)) < 1e-15
+    assert max(float(leaf.abs().max()) for leaf in tree.leaves(change)) > 0.01
+
+
+def test_the_start_stays_as_it_was() -> None:
+    kept = tree.map(torch.clone, START)
+    learn.SGD(0.1, momentum=0.9, weight_decay=0.1, clip=0.1)(TASK.loss, START, batches(2))
+    assert toys.same(START, kept)
+
+
+def test_clients_in_one_map_learn_what_each_would_alone() -> None:
+    rule, some = learn.SGD(0.1, momentum=0.9, weight_decay=0.1, clip=0.5), batches(2)
+    rows = tree.map(lambda leaf: torch.stack([leaf, leaf * 0.5]), START)
+
+    def fit(params: Any) -> Any:
+        return rule(TASK.loss, params, some)
+
+    together = vmap(fit, randomness="error")(rows)
+    for k in range(2):
+        assert toys.gap(tree.row(together, k), fit(tree.row(rows, k))) < 1e-12
+
+
+@pytest.mark.parametrize("length", [0.0, 1e-12, 0.5, 2.0, 1e6])
+def test_clipping_never_lengthens_and_never_exceeds(length: float) -> None:
+    vector = torch.tensor([0.6, 0.8], dtype=torch.float64) * length
+    factor = float(learn.clip_factor(vector, 1.0))
+    assert 0 < factor <= 1
+    assert factor * length <= 1.0
+    assert factor == pytest.approx(1.0 if length <= 0.5 else 1 / length, rel=1e-5)

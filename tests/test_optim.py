@@ -1,0 +1,91 @@
+"""Server optimisers against torch.optim, step by step, and that they change nothing in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import toys
+from latecomer import optim, tree
+from latecomer.tree import Tree
+
+
+def some(seed: int) -> Tree:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "hyper": {
+            "w": torch.randn(3, 4, generator=generator).double(),
+            "b": torch.randn(3, generator=generator).double(),
+        },
+        "scalar": torch.randn((), generator=generator).double(),
+    }
+
+
+def by_torch(kind: Any, gradients: list[Tree], clip: float, **settings: Any) -> list[Tree]:
+    """The weights after every step."""
+    weights = {path: nn.Parameter(leaf.clone()) for path, leaf in tree.flatten(some(0)).items()}
+    optimiser = kind(weights.values(), **settings)
+    seen = []
+    for gradient in gradients:
+        for path, leaf in tree.flatten(gradient).items():
+            weights[path].grad = leaf.clone()
+        if clip:
+            nn.utils.clip_grad_norm_(weights.values(), clip)
+        optimiser.step()
+        seen.append(tree.unflatten({path: weight.detach().clone() for path, weight in weights.items()}))
+    return seen
+
+
+CASES: list[tuple[Any, dict[str, Any], Any, dict[str, Any]]] = [
+    (optim.SGD, {"lr": 0.1}, torch.optim.SGD, {"lr": 0.1}),
+    (
+        optim.SGD,
+        {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2},
+        torch.optim.SGD,
+        {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2},
+    ),
+    (optim.Adam, {"lr": 0.1}, torch.optim.Adam, {"lr": 0.1}),
+    (
+        optim.Adam,
+        {"lr": 0.1, "betas": (0.8, 0.9), "epsilon": 0.01},
+        torch.optim.Adam,
+        {"lr": 0.1, "betas": (0.8, 0.9), "eps": 0.01},
+    ),
+]
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5, 1e6])
+@pytest.mark.parametrize(("ours", "settings", "theirs", "their_settings"), CASES)
+def test_the_same_steps_as_torch(ours: Any, settings: Any, theirs: Any, their_settings: Any, clip: float) -> None:
+    gradients = [some(seed) for seed in range(1, 6)]
+    gradients[2] = tree.map(torch.zeros_like, gradients[2])
+    optimiser = ours(**settings, clip=clip)
+    params = some(0)
+    state = toys.double(optimiser.init(params))
+    for gradient, expected in zip(gradients, by_torch(theirs, gradients, clip, **their_settings), strict=True):
+        params, state = optimiser.step(params, gradient, state)
+        assert toys.gap(params, expected) < 1e-12
+
+
+@pytest.mark.parametrize("optimiser", [optim.SGD(0.1, 0.9, 0.1, 0.5), optim.Adam(0.1, clip=0.5)])
+def test_a_step_changes_nothing_in_place(optimiser: Any) -> None:
+    params, gradient = some(0), some(1)
+    _, state = optimiser.step(params, gradient, optimiser.init(params))
+    before = [tree.map(torch.clone, values) for values in (params, gradient, state)]
+    once = optimiser.step(params, gradient, state)
+    again = optimiser.step(params, gradient, state)
+    assert all(toys.same(a, b) for a, b in zip(before, (params, gradient, state), strict=True))
+    assert all(toys.same(a, b) for a, b in zip(once, again, strict=True))
+    assert not toys.same(once[0], params)
+
+
+def test_the_state_is_a_tree_of_tensors() -> None:
+    """So that a checkpoint can hold it."""
+    assert optim.SGD(0.1).init(some(0)) == {}
+    assert optim.SGD(0.1, momentum=0.9).init(some(0))["velocity"].shape == (16,)
+    adam = optim.Adam(0.1).init(some(0))
+    assert {key: tuple(leaf.shape) for key, leaf in adam.items()} == {"first": (16,), "second": (16,), "count": ()}
+    assert adam["first"].data_ptr() != adam["second"].data_ptr()

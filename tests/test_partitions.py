@@ -1,0 +1,390 @@
+"""Partitions: nothing shared, nothing lost, the papers' sizes, and every request that makes no sense."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before datasets is imported: no test touches the network
+
+from latecomer.data import Federation, Source, federate, from_partitioner
+from latecomer.data.federation import SPLITS
+from latecomer.data.partitions import names
+from latecomer.errors import DataError, SettingError, UnknownName
+
+COMPLETE = ("classes", "dirichlet", "iid", "rotations")  # the partitions that use every example
+
+
+def made_up(train: int = 600, test: int = 200, classes: int = 10, writers: int = 12) -> Source:
+    """Every example's single pixel column tells which one it is."""
+    count = train + test
+    x = np.zeros((count, 1, 4), np.uint8)
+    x[:, 0] = np.arange(count)[:, None] >> np.array([0, 8, 16, 24]) & 255
+    y, client = np.arange(count) % classes, np.arange(count) // 7 % writers
+    return Source(
+        "made-up", x[:train], y[:train], x[train:], y[train:], classes,
+        client_train=client[:train], client_test=client[train:],
+    )  # fmt: skip
+
+
+SOURCE = made_up()
+CIFAR = made_up(50_000, 10_000)  # as many examples and classes as CIFAR-10
+
+
+def rows(federation: Federation) -> dict[str, list[list[int]]]:
+    return {split: [federation.rows(split)[k].tolist() for k in range(len(federation))] for split in SPLITS}
+
+
+def everything(federation: Federation) -> list[int]:
+    return [example for split in SPLITS for example in federation.rows(split).index.tolist()]
+
+
+def class_sets(federation: Federation, split: str = "train") -> list[set[int]]:
+    return [set(federation.examples.y[federation.rows(split)[k].long()].tolist()) for k in range(len(federation))]
+
+
+# properties of all partitions
+
+requests = st.fixed_dictionaries(
+    {
+        "partition": st.sampled_from(names()),
+        "clients": st.integers(2, 12),
+        "seed": st.integers(0, 2**40),
+        "split": st.sampled_from(["pefll", "pfedhn"]),
+        "over": st.sampled_from(["clients", "classes"]),
+        "alpha": st.sampled_from([0.05, 0.3, 1.0, 100.0]),
+        "validation": st.sampled_from([0.0, 0.1, 0.2, 0.5]),
+        "classes_per_client": st.integers(0, 10),
+    }
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=120)
+@given(request=requests)
+def test_no_example_belongs_to_two_clients_or_two_splits(request: dict[str, Any]) -> None:
+    federation = federate(SOURCE, **request)
+    owned = everything(federation)
+    assert len(owned) == len(set(owned))
+    if request["partition"] != "natural":
+        assert max(federation.train.index.tolist() + federation.val.index.tolist()) < 600 <= min(federation.test.index)
+    assert all(federation.train.sizes > 0)
+    assert all(federation.test.sizes > 0)
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(request=requests)
+def test_the_seed_decides_everything(request: dict[str, Any]) -> None:
+    first, second = federate(SOURCE, **request), federate(SOURCE, **request)
+    other = federate(SOURCE, **request | {"seed": request["seed"] + 1})
+    assert rows(first) == rows(second)
+    assert rows(first) != rows(other)
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(request=requests, partition=st.sampled_from(COMPLETE))
+def test_nothing_is_lost_where_all_data_is_used(request: dict[str, Any], partition: str) -> None:
+    request |= {"partition": partition, "split": "pefll", "classes_per_client": 5}
+    federation = federate(SOURCE, **request)
+    if not federation.notes:  # no client was dropped
+        assert sorted(everything(federation)) == list(range(800))
+    assert int(federation.val.sizes.sum()) <= round(600 * request["validation"])
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(request=requests, unseen=st.floats(0.1, 0.9), labelled=st.floats(0, 1), late=st.booleans())
+def test_members_come_first_and_the_asked_share_is_labelled(
+    request: dict[str, Any], unseen: float, labelled: float, late: bool
+) -> None:
+    request |= {"partition": "iid", "clients": 12}
+    federation = federate(SOURCE, **request, unseen=unseen, labelled=labelled, unseen_labelled=late)
+    members = federation.members
+    assert members == 12 - round(unseen * 12)
+    assert int(federation.labelled[:members].sum()) == round(labelled * members)
+    assert federation.labelled[members:].tolist() == [late] * (12 - members)
+    assert rows(federation) == rows(federate(SOURCE, **request))  # who is late or labelled does not deal anew
+
+
+def test_the_images_of_a_client_are_its_own() -> None:
+    federation = federate(SOURCE, partition="dirichlet", clients=8)
+    x = federation.examples.x[..., 0].long()  # [examples, 1, 4]
+    assert (x[:, 0] * 256 ** torch.arange(4)).sum(1).equal(torch.arange(800))
+    assert federation.examples.y.equal(torch.arange(800) % 10)
+
+
+# k classes a client
+
+
+@pytest.mark.parametrize(("clients", "sizes"), [(100, (400, 100, 100)), (500, (80, 20, 20)), (1000, (40, 10, 10))])
+def test_the_split_of_pefll(clients: int, sizes: tuple[int, int, int]) -> None:
+    federation = federate(CIFAR, partition="classes", clients=clients, unseen=0.1)
+    assert [federation.rows(split).sizes.unique().tolist() for split in SPLITS] == [[size] for size in sizes]
+    assert (len(federation), federation.members, federation.notes) == (clients, clients * 9 // 10, ())
+    assert sorted(everything(federation)) == list(range(60_000))
+    sets = class_sets(federation)
+    assert all(len(owned) == 2 for owned in sets)
+    assert all(set().union(*sets[k : k + 5]) == set(range(10)) for k in range(0, clients, 5))
+    assert sets == class_sets(federation, "val") == class_sets(federation, "test")
+    assert federation.examples.y[federation.val.index.long()].bincount().tolist() == [1000] * 10
+
+
+@pytest.mark.parametrize(("clients", "average"), [(50, 727), (100, 380)])
+def test_the_split_of_pfedhn(clients: int, average: int) -> None:
+    """One of k n // C + 1 shares of a class stays unused: 40,000 * 10/11 / 50 = 727.3, 40,000 * 20/21 / 100 = 381.0."""
+    split = {"partition": "classes", "split": "pfedhn", "clients": clients}
+    federations = [federate(CIFAR, **split, seed=seed) for seed in range(12)]
+    means = [float(federation.train.sizes.double().mean()) for federation in federations]
+    assert abs(np.mean(means) - average) < 2
+    federation = federations[0]
+    assert all(len(owned) == 2 for owned in class_sets(federation))
+    validation = federation.val.sizes / federation.train.sizes
+    assert float((validation - 0.25).abs().max()) < 0.05  # the same shares, of an unstratified fifth
+    used = torch.bincount(torch.tensor([c for owned in class_sets(federation) for c in owned]))
+    assert int(used.max() - used.min()) <= 1
+    spread = float(federation.train.sizes.double().std() / federation.train.sizes.double().mean())
+    assert 0.04 < spread < 0.12  # U(.4, .6) has a relative spread of 0.115; two of them average to 0.08
+    drawn = federation.examples.y[federation.val.index.long()].bincount()
+    assert len(set(drawn.tolist())) > 1
+
+
+@pytest.mark.parametrize(("classes", "usual"), [(10, 2), (100, 10), (62, 6), (3, 1), (19, 4), (20, 2)])
+def test_the_usual_number_of_classes(classes: int, usual: int) -> None:
+    source = made_up(40 * classes, 40 * classes, classes)
+    federation = federate(source, partition="classes", clients=20)
+    assert {len(owned) for owned in class_sets(federation)} == {usual}
+
+
+def test_classes_that_do_not_divide_evenly_are_still_distinct_and_balanced() -> None:
+    federation = federate(SOURCE, partition="classes", clients=7, classes_per_client=3)
+    sets = class_sets(federation)
+    assert all(len(owned) == 3 for owned in sets)
+    used = np.bincount([c for owned in sets for c in owned])
+    assert used.max() - used.min() <= 1
+
+
+# Dirichlet
+
+
+@pytest.mark.parametrize("over", ["clients", "classes"])
+def test_dirichlet_shares_are_those_of_all_splits(over: str) -> None:
+    federation = federate(CIFAR, partition="dirichlet", clients=20, over=over, alpha=0.5)
+    y = federation.examples.y
+    counts = {
+        split: torch.stack([y[federation.rows(split)[k].long()].bincount(minlength=10) for k in range(len(federation))])
+        for split in SPLITS
+    }
+    assert float((counts["train"] / 4 - counts["val"]).abs().max()) < 2
+    assert counts["val"].equal(counts["test"])  # 1,000 of every class in both
+
+
+def test_small_alpha_makes_clients_unlike_each_other() -> None:
+    def largest_share(over: str, alpha: float) -> float:
+        federation = federate(CIFAR, partition="dirichlet", clients=30, over=over, alpha=alpha)
+        y = federation.examples.y
+        counts = [y[federation.train[k].long()].bincount(minlength=10) for k in range(len(federation))]
+        return float(np.mean([int(count.max()) / int(count.sum()) for count in counts]))
+
+    for over in ("clients", "classes"):
+        assert largest_share(over, 0.1) > 0.5 > 0.2 > largest_share(over, 100.0)
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 1e-4, 1e8])
+def test_extreme_alphas_lose_nothing(alpha: float) -> None:
+    federation = federate(SOURCE, partition="dirichlet", clients=3, over="classes", alpha=alpha)
+    assert len(everything(federation)) == 800 or federation.notes
+
+
+# iid and rotations
+
+
+def test_iid_clients_are_equal() -> None:
+    federation = federate(SOURCE, partition="iid", clients=40)
+    assert [federation.rows(split).sizes.unique().tolist() for split in SPLITS] == [[12], [3], [5]]
+    assert not federation.rotation.any()
+
+
+def test_rotations_are_drawn_for_every_client() -> None:
+    federation = federate(SOURCE, partition="rotations", clients=60)
+    assert federation.rotation.unique().tolist() == [0, 90, 180, 270]
+    assert rows(federation) == rows(federate(SOURCE, partition="iid", clients=60))
+
+
+def test_any_partition_can_be_turned() -> None:
+    federation = federate(SOURCE, partition="classes", clients=40, rotations=(0, 30))
+    assert federation.rotation.unique().tolist() == [0, 30]
+
+
+# natural clients
+
+
+def test_natural_clients_keep_their_own_test_examples() -> None:
+    federation = federate(SOURCE, partition="natural", clients=0, unseen=0.25)
+    assert (len(federation), federation.members, federation.notes) == (12, 9, ())
+    assert sorted(everything(federation)) == list(range(800))
+    for k in range(12):
+        mine = torch.cat([federation.rows(split)[k] for split in SPLITS]).long()
+        assert len((mine // 7 % 12).unique()) == 1
+        assert int(federation.test[k].min()) >= 600
+
+
+def test_fewer_natural_clients_are_a_seeded_choice() -> None:
+    chosen = [federate(SOURCE, partition="natural", clients=5, seed=seed) for seed in (0, 0, 1)]
+    writers = [[int(federation.train[k][0]) // 7 % 12 for k in range(5)] for federation in chosen]
+    assert writers[0] == writers[1] != writers[2]
+    assert len(set(writers[0])) == 5
+
+
+def test_a_test_set_by_others_gives_way_to_a_fifth_of_ones_own() -> None:
+    strangers = replace(SOURCE, client_test=np.arange(200) // 50 + 100)
+    federation = federate(strangers, partition="natural", clients=0)
+    assert len(federation) == 16  # the strangers are clients too
+    assert sorted(everything(federation)) == list(range(800))
+    assert "a fifth of each client's own" in federation.notes[0]
+    share = federation.test.sizes / sum(federation.rows(split).sizes for split in SPLITS)
+    assert float((share - 0.2).abs().max()) < 0.02
+
+
+def test_a_nameless_test_set_is_left_alone() -> None:
+    federation = federate(replace(SOURCE, client_test=None), partition="natural", clients=0)
+    assert len(federation) == 12
+    assert sorted(everything(federation)) == list(range(600))
+
+
+def test_ids_may_be_text() -> None:
+    def text(ids: Any) -> Any:
+        return np.char.add("w", ids.astype(str))
+
+    source = replace(SOURCE, client_train=text(SOURCE.client_train), client_test=text(SOURCE.client_test))
+    assert len(federate(source, partition="natural", clients=0)) == 12
+
+
+# fewer examples, small clients
+
+
+@pytest.mark.parametrize("partition", names())
+def test_training_examples_are_capped_and_nothing_else(partition: str) -> None:
+    whole = federate(SOURCE, partition=partition, clients=10, classes_per_client=4)
+    capped = federate(SOURCE, partition=partition, clients=10, classes_per_client=4, examples=9)
+    assert capped.train.sizes.equal(whole.train.sizes.clamp(max=9))
+    assert rows(whole)["test"] == rows(capped)["test"]
+    assert rows(whole)["val"] == rows(capped)["val"]
+    assert all(set(few) <= set(all_) for few, all_ in zip(rows(capped)["train"], rows(whole)["train"], strict=True))
+
+
+def test_clients_left_with_nothing_are_dropped_and_noted() -> None:
+    federation = federate(made_up(60, 10), partition="iid", clients=30)
+    assert len(federation) == 10
+    assert "20 of 30 clients" in federation.notes[0]
+
+
+def test_small_clients_may_have_no_validation_examples() -> None:
+    federation = federate(made_up(60, 60), partition="iid", clients=30, validation=0.1)
+    assert int(federation.val.sizes.min()) == 0
+    assert len(federation) == 30
+
+
+def test_a_name_will_do_for_a_source() -> None:
+    assert len(federate("digits", partition="classes", clients=10)) == 10
+
+
+# requests that make no sense
+
+BAD: dict[str, tuple[type[Exception], dict[str, Any]]] = {
+    "no partition 'class'; did you mean 'classes'": (UnknownName, {"partition": "class"}),
+    "no split 'pfl'": (UnknownName, {"split": "pfl"}),
+    "no over 'class'; did you mean 'classes'": (UnknownName, {"over": "class"}),
+    "clients is 0; there must be at least one": (SettingError, {"clients": 0}),
+    "clients is -1": (SettingError, {"clients": -1, "partition": "natural"}),
+    "clients is 601, but 'made-up' has only 600 examples": (SettingError, {"clients": 601}),
+    "clients is 13, but 'made-up' has 12 natural clients": (SettingError, {"clients": 13, "partition": "natural"}),
+    "unseen is 0.01, which of 10 clients leaves no latecomer": (SettingError, {"unseen": 0.01}),
+    "unseen is 0.99, which of 10 clients leaves no member": (SettingError, {"unseen": 0.99}),
+    "unseen is -0.5": (SettingError, {"unseen": -0.5}),
+    "unseen is nan": (SettingError, {"unseen": float("nan")}),
+    "labelled is 1.5": (SettingError, {"labelled": 1.5}),
+    "labelled is -0.1": (SettingError, {"labelled": -0.1}),
+    "alpha is 0;": (SettingError, {"alpha": 0, "partition": "dirichlet"}),
+    "alpha is inf": (SettingError, {"alpha": float("inf"), "partition": "dirichlet"}),
+    "classes_per_client is 11; allowed is 0 .* to 10": (SettingError, {"classes_per_client": 11}),
+    "classes_per_client is -1": (SettingError, {"classes_per_client": -1}),
+    "validation is 1": (SettingError, {"validation": 1.0}),
+    "examples is -1": (SettingError, {"examples": -1}),
+    "seed is -1": (SettingError, {"seed": -1}),
+    "rotations is .* whole degrees": (SettingError, {"rotations": (0, 1.5)}),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_a_request_without_sense_is_refused_in_one_sentence(message: str) -> None:
+    kind, changes = BAD[message]
+    with pytest.raises(kind, match=message):
+        federate(SOURCE, **{"partition": "classes", "clients": 10} | changes)
+
+
+def test_latecomers_that_all_drop_out_are_missed() -> None:
+    with pytest.raises(SettingError, match="None of the latecomers"):
+        federate(SOURCE, partition="dirichlet", clients=100, alpha=1e-4, unseen=0.01)
+
+
+def test_natural_needs_ids_and_classes_need_labels() -> None:
+    with pytest.raises(DataError, match="'made-up' has no client ids"):
+        federate(replace(SOURCE, client_train=None), partition="natural", clients=0)
+    for partition in ("classes", "dirichlet"):
+        with pytest.raises(DataError, match="600 examples of 'made-up' have no label"):
+            federate(replace(SOURCE, y_train=np.full(600, -1)), partition=partition, clients=4)
+    assert not federate(replace(SOURCE, y_train=np.full(600, -1)), partition="iid", clients=4).weight.any()
+
+
+def test_only_images_can_be_turned() -> None:
+    source = replace(SOURCE, x_train=np.zeros((600, 3), np.float32), x_test=np.zeros((200, 3), np.float32))
+    with pytest.raises(SettingError, match="rotations turn images"):
+        federate(source, partition="rotations", clients=4)
+
+
+# partitioners of flwr_datasets
+
+
+def flower_data(count: int = 60) -> Any:
+    datasets = pytest.importorskip("datasets")
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.zeros((count, 2, 2), np.uint8)
+    pixels[:] = np.arange(count)[:, None, None]
+    return datasets.Dataset.from_dict(
+        {"image": [image.fromarray(one) for one in pixels], "label": [k % 3 for k in range(count)]}
+    )
+
+
+def test_any_flower_partitioner_becomes_a_federation() -> None:
+    partitioners = pytest.importorskip("flwr_datasets.partitioner")
+    partitioner = partitioners.DirichletPartitioner(5, partition_by="label", alpha=5.0, min_partition_size=1, seed=1)
+    partitioner.dataset = flower_data()
+    federation = from_partitioner(partitioner, members=4)
+    assert (len(federation), federation.members, federation.examples.classes) == (5, 4, 3)
+    assert federation.examples.x.shape == (60, 2, 2, 1)
+    assert federation.examples.x.dtype == torch.uint8
+    assert sorted(everything(federation)) == list(range(60))
+    for k in range(5):
+        mine = torch.cat([federation.rows(split)[k] for split in SPLITS]).long()
+        theirs = [int(np.asarray(picture)[0, 0]) for picture in partitioner.load_partition(k)["image"]]
+        assert sorted(federation.examples.x[mine, 0, 0, 0].tolist()) == sorted(theirs)
+        assert federation.examples.y[mine].equal(federation.examples.x[mine, 0, 0, 0].long() % 3)
+
+
+def test_a_partitioners_split_is_seeded_and_of_the_asked_size() -> None:
+    partitioners = pytest.importorskip("flwr_datasets.partitioner")
+    partitioner = partitioners.IidPartitioner(3)
+    partitioner.dataset = flower_data()
+    federations = [from_partitioner(partitioner, test=0.25, validation=0.2, seed=seed) for seed in (0, 0, 1)]
+    assert [federations[0].rows(split).sizes.tolist() for split in SPLITS] == [[12] * 3, [3] * 3, [5] * 3]
+    assert rows(federations[0]) == rows(federations[1]) != rows(federations[2])
+
+
+def test_a_partitioner_is_asked_for_sensible_shares() -> None:
+    with pytest.raises(SettingError, match="test is 1"):
+        from_partitioner(None, test=1.0)
