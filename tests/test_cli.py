@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import Command, environment
+from console import Command, environment, start
 from latecomer import engines, methods
 from latecomer.cli import VERBS, catalogue, demo, drive, flags
 from latecomer.data import partitions, sources
@@ -333,6 +333,13 @@ def test_a_run_repeats_from_its_own_settings(command: Command, tmp_path: Path) -
     assert (tmp_path / "a/clients.csv").read_text() == (tmp_path / "b/clients.csv").read_text()
 
 
+def test_without_validation_data_the_last_round_counts(command: Command, tmp_path: Path) -> None:
+    done = command("run", "local", *SMALL, "--validation=0", "--out", tmp_path)
+    assert done.code == 0, done.err
+    assert "Last, as nothing is held out: round 4" in done.out
+    assert "nan" not in (done.out + done.err).lower()
+
+
 # stopping and resuming
 
 
@@ -419,11 +426,9 @@ def until(condition: Callable[[], bool], running: subprocess.Popen[str]) -> None
         time.sleep(0.002)
 
 
-def test_ctrl_c_leaves_a_checkpoint_and_tells_how_to_go_on(
-    background: Callable[..., subprocess.Popen[str]], command: Command, tmp_path: Path
-) -> None:
+def test_ctrl_c_leaves_a_checkpoint_and_tells_how_to_go_on(command: Command, tmp_path: Path) -> None:
     words = ["--clients=10", "--rounds=150", "--evaluate-every=1", "--steps=1", "--engine=vector", "--name=x"]
-    with background("run", "local", *words) as running:
+    with start(tmp_path, "run", "local", *words) as running:
         metrics = tmp_path / "runs/x/metrics.jsonl"
         until(lambda: metrics.exists() and metrics.stat().st_size > 0, running)
         running.send_signal(signal.SIGINT)

@@ -116,6 +116,11 @@ def test_logs_are_cut_back_to_the_checkpoint(folder: Folder) -> None:
     assert (folder.path / "ledger.jsonl").read_text() == ""
 
 
+def test_logs_hold_nothing_that_json_does_not_know(folder: Folder) -> None:
+    folder.append("metrics.jsonl", [{"runs": [{"validation": float("nan"), "seen": 1.5}]}])
+    assert (folder.path / "metrics.jsonl").read_text() == '{"runs": [{"validation": null, "seen": 1.5}]}\n'
+
+
 def test_without_a_checkpoint_the_logs_begin_anew(folder: Folder) -> None:
     folder.append("metrics.jsonl", [{"round": 1}])
     assert folder.load() is None

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from conftest import environment
+from console import environment
 from latecomer.cli import main
 
 ROUNDS = 20

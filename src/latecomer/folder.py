@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -88,7 +89,7 @@ class Folder:
 
     def append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
         with (self.path / name).open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+            file.writelines(json.dumps(_strict(line)) + "\n" for line in lines)
 
     def write_result(self, result: Mapping[str, Any], clients: list[dict[str, Any]]) -> None:
         """The client table first: where there is a result, there is everything."""
@@ -97,7 +98,7 @@ class Folder:
             writer.writeheader()
             writer.writerows(clients)
         with _Replacing(self.path / "result.json") as target:
-            target.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+            target.write_text(json.dumps(_strict(result), indent=2) + "\n", encoding="utf-8")
 
     # checkpoints
 
@@ -194,6 +195,15 @@ def _filled(outline: Mapping[str, Any], leaf: Callable[[str], Any], prefix: str 
         key: leaf(prefix + key) if part is None else _filled(part, leaf, f"{prefix}{key}/")
         for key, part in outline.items()
     }
+
+
+def _strict(value: Any) -> Any:
+    """JSON has no NaN (the validation score of a run without validation data, say); other readers would choke on it."""
+    if isinstance(value, Mapping):
+        return {key: _strict(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _digest(text: str) -> str:

@@ -58,7 +58,8 @@ def summarise(run: Run, result: Mapping[str, Any]) -> None:
     screen.out(scores(result))
     sent = result["bytes_per_client_round"]
     down, up = (screen.kilobytes(sent[way]) for way in ("down", "up"))
-    screen.out(f"Selected by validation data: {plural(result['selected_rounds'], 'round')}")
+    reason = "Selected by validation data" if run.experiment.settings.validation else "Last, as nothing is held out"
+    screen.out(f"{reason}: {plural(result['selected_rounds'], 'round')}")
     screen.out(f"Sent per client and round: {down} kB down, {up} kB up; trained for {result['seconds']:.1f} s")
     print(run.folder.path)  # alone on the last line, for scripts
 

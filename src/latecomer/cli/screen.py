@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import textwrap
@@ -81,7 +82,8 @@ class Pace:
             runs = metrics["runs"]
             validation = sum(run["validation"] for run in runs) / len(runs)
             seen = sum(run["seen"]["accuracy"] for run in runs) / len(runs)
-            self.scores = f", validation {validation:.1f} %, seen {seen:.1f} %"
+            held_out = "" if math.isnan(validation) else f", validation {validation:.1f} %"
+            self.scores = f"{held_out}, seen {seen:.1f} %"
         speed = (training.round - self.first) / max(time.monotonic() - self.began, 1e-9)
         return f"{speed:.3g} rounds/s{self.scores}"
 
