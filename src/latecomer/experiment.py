@@ -77,6 +77,8 @@ class Experiment:
     def training(self) -> Training:
         """Everything in place, nothing trained yet."""
         s = self.settings
+        if s.threads:
+            torch.set_num_threads(s.threads)
         torch.set_float32_matmul_precision("high" if s.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = s.tf32
         federations = self.federations()
@@ -138,9 +140,9 @@ class Run:
         if path.exists():
             raise RunError(f"The run folder {path} exists already; choose another --name, or latecomer resume {path}.")
         training = experiment.training()
-        if s.engine == "auto":  # engines round differently: whoever resumes or repeats this run must take the same one
-            chosen = type(training.engine).__name__.lower()
-            experiment = dataclasses.replace(experiment, settings=parse(Settings, vars(s) | {"engine": chosen}))
+        # Engines and thread counts round differently: whoever resumes or repeats this run must take the same ones.
+        chosen: dict[str, Any] = {"engine": type(training.engine).__name__.lower(), "threads": torch.get_num_threads()}
+        experiment = dataclasses.replace(experiment, settings=dataclasses.replace(s, **chosen))
         return Run(experiment, Folder.create(path, experiment.toml()), training)
 
     @staticmethod

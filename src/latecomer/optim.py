@@ -24,7 +24,7 @@ class SGD:
         return {"velocity": torch.zeros_like(tree.ravel(params))} if self.momentum else {}
 
     def step(self, params: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
-        weights, direction = tree.ravel(params), tree.ravel(gradient)
+        weights, direction = tree.ravel(params), tree.ravel(gradient, like=params)
         if self.clip:
             direction = direction * clip_factor(direction, self.clip)
         if self.weight_decay:
@@ -49,7 +49,7 @@ class Adam:
         return {"first": zeros, "second": zeros.clone(), "count": torch.zeros(())}
 
     def step(self, params: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
-        weights, direction = tree.ravel(params), tree.ravel(gradient)
+        weights, direction = tree.ravel(params), tree.ravel(gradient, like=params)
         if self.clip:
             direction = direction * clip_factor(direction, self.clip)
         slow, slower = self.betas

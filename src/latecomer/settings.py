@@ -71,6 +71,9 @@ class Settings:
     silence: float = setting(0.0, "probability that a client falls silent at a step", low=0, high=1)
     engine: Literal["auto", "vector", "loop", "flower"] = setting("auto", "what runs the clients' steps")
     device: str = setting("auto", "cpu, cuda, or auto: cuda where there is one")
+    threads: int = setting(
+        0, "processor threads; 0: as PyTorch chooses (sums round differently with another number)", low=0
+    )
     chunk: int = setting(0, "clients at once; 0: as many as fit into memory", low=0)
     graphs: bool = setting(True, "on a GPU, replay exchanges as CUDA graphs")
     tf32: bool = setting(True, "on a GPU, let matrix products round their inputs to TF32")

@@ -61,7 +61,7 @@ class Training:
         self.evaluations = 0
         self.seconds = 0.0
         self.ledgers: list[list[Exchange]] = [[] for _ in federations]
-        self.sent = {"down": 0, "up": 0, "client_rounds": 0}
+        self.sent = {"down": 0, "up": 0, "client_rounds": 0, "asked": 0, "answered": 0}
         self.best: list[Best | None] = [None for _ in federations]
         self.states = [
             tree.to(method.init(torch.Generator().manual_seed(federation.seed)), engine.device)
@@ -133,6 +133,7 @@ class Training:
             "bytes_per_client_round": {
                 key: round(self.sent[key] / max(1, self.sent["client_rounds"])) for key in ("down", "up")
             },
+            "answered": round(self.sent["answered"] / max(1, self.sent["asked"]), 6),
             "seen": over_seeds(seen),
         }
         if late[0] is not None:
@@ -156,8 +157,8 @@ class Training:
         for federation, ledger in zip(self.federations, self.ledgers, strict=True):
             for exchange in ledger:
                 line = {"seed": federation.seed, **exchange.line()}
-                self.sent["down"] += line["down"]
-                self.sent["up"] += line["up"]
+                for key in ("down", "up", "asked", "answered"):
+                    self.sent[key] += line[key]
                 lines.append(line)
             rounds = {exchange.round for exchange in ledger}
             self.sent["client_rounds"] += len(rounds) * self.plan.cohort

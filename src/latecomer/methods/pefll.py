@@ -39,8 +39,9 @@ class PeFLL(Method):
     )
     hidden: int = setting(100, "width of the hypernetwork", low=1)
     depth: int = setting(3, "hidden layers of the hypernetwork after its first", low=0)
-    mask: Literal["zero", "drop", "none"] = setting(
-        "zero", "logits of classes a client has no training example of: zero (authors' code), dropped, or left alone"
+    mask: Literal["drop", "zero", "none"] = setting(
+        "drop",
+        "classes a client has no training example of: dropped, logits set to zero (authors' code), or left alone",
     )
 
     paper = {"split": "pefll", "cohort": 5, "rounds": 5000}
