@@ -14,8 +14,9 @@ import torch
 
 from common import where
 from latecomer.cli import flags
-from latecomer.experiment import Experiment, Run
+from latecomer.experiment import Experiment
 from latecomer.methods.pefll import PeFLL
+from latecomer.run import Run
 from latecomer.settings import Settings, settings_of
 from latecomer.train import Training
 

@@ -21,8 +21,9 @@ from latecomer import engines, methods
 from latecomer.cli import VERBS, catalogue, demo, drive, flags
 from latecomer.data import partitions, sources
 from latecomer.errors import SettingError, UnknownName
-from latecomer.experiment import Experiment, Run
+from latecomer.experiment import Experiment
 from latecomer.nets import models
+from latecomer.run import Run
 from latecomer.train import Training
 
 SMALL = ["--clients", "10", "--rounds", "4", "--evaluate-every", "2", "--steps", "2", "--engine", "vector"]

@@ -15,10 +15,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from console import environment
+from console import Command, environment
 from latecomer.cli import main
 
 ROUNDS = 20
@@ -137,3 +138,22 @@ def test_another_seed_gives_something_else(start: Start, uninterrupted: Path, tm
     folder = tmp_path / "x"
     start(*command(uninterrupted.name, folder), "--seed=7").join(60)  # else the other tests would prove nothing
     assert (folder / "clients.csv").read_bytes() != (uninterrupted / "clients.csv").read_bytes()
+
+
+def test_other_data_are_refused(tmp_path: Path, command: Command) -> None:
+    """The file behind npz: was replaced between stopping and resuming."""
+    random = np.random.default_rng(0)
+
+    def write(turn: int) -> None:
+        x = random.integers(0, 256, (200, 8, 8), dtype=np.uint8)
+        y = (np.arange(200) + turn * (np.arange(200) // 2)) % 4
+        np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+
+    write(0)
+    words = ["run", "fedavg", "--data", f"npz:{tmp_path / 'mine.npz'}", "--partition", "iid", "--clients", 4]
+    assert command(*words, "--rounds", 2, "--cohort", 2, "--out", tmp_path, "--name", "a").code == 0
+    (tmp_path / "a" / "result.json").unlink()
+    write(1)
+    outcome = command("resume", tmp_path / "a")
+    assert outcome.code == 2
+    assert "are not those that the run" in outcome.err

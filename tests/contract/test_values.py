@@ -14,9 +14,9 @@ import toys
 from latecomer import tree
 from latecomer.clients import Clients
 from latecomer.data import Federation
-from latecomer.experiment import restore, snapshot
 from latecomer.method import Method
 from latecomer.nets.net import Net
+from latecomer.run import restore, snapshot
 from latecomer.train import Plan, Training
 from latecomer.tree import Tree
 

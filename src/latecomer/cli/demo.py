@@ -95,7 +95,7 @@ def explain(words: list[str]) -> None:
 
 def train(experiment: Experiment, watch: Any, keep: bool) -> dict[str, Any]:
     """The result of one method; it has a run folder only if somebody wants to keep it."""
-    from ..experiment import Run
+    from ..run import Run
 
     label = experiment.settings.method
     if keep:

@@ -13,7 +13,7 @@ from rich.table import Table
 from . import screen
 
 if TYPE_CHECKING:
-    from ..experiment import Run
+    from ..run import Run
 
 
 def drive(run: Run) -> int:

@@ -6,6 +6,7 @@ Members (who take part in training) come first; latecomers follow them.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,6 +114,16 @@ class Federation:
 
     def largest(self, split: str) -> int:
         return int(self.rows(split).sizes.max())
+
+    def digest(self) -> str:
+        """A fingerprint of who owns what, to tell whether two splits are the same."""
+        known = hashlib.sha256(repr((self.members, self.examples.x.shape, self.examples.classes, self.seed)).encode())
+        columns = [self.examples.y, self.labelled, self.rotation]
+        for split in SPLITS:
+            columns += [self.rows(split).start, self.rows(split).index]
+        for column in columns:
+            known.update(column.cpu().numpy().tobytes())
+        return known.hexdigest()
 
     def traits(self, client: int) -> dict[str, Any]:
         """What is written about a client beside its score."""
