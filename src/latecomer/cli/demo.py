@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..experiment import Experiment
 
 # Chosen among six settings a method by the members' validation data, and what only latecomers use (`alone`, `novel_lr`)
-# by theirs, on federations with the seeds 100 to 102, which the demo does not use; then rounds were cut to fit a minute.
+# by theirs, on federations with the seeds 100 to 102, which the demo does not use; rounds then cut to fit a minute.
 METHODS: dict[str, dict[str, Any]] = {
     "local": {"rounds": 60, "lr": 0.05, "steps": 10, "batch": 16, "alone": 40},
     "fedavg": {"rounds": 150, "lr": 0.6, "epochs": 6, "batch": 8},
