@@ -61,7 +61,8 @@ class Experiment:
             raise RunError(f"{path} cannot be read as settings: {error}.") from error
         return Experiment.parse(name, run | own)
 
-    def toml(self, federations: Sequence[Federation]) -> str:
+    def toml(self, federations: Sequence[Federation] = ()) -> str:
+        """What settings.toml holds: the settings, where and when they ran, and the fingerprints of the splits."""
         about: dict[str, Any] = {
             "latecomer": __version__,
             "torch": torch.__version__,

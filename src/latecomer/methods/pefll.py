@@ -82,7 +82,7 @@ class PeFLL(Method):
             return logits
         train = home.all()
         owned = (one_hot(train.y, self.task.classes) * train.weight[:, None]).sum(0) > 0
-        return torch.where(owned, logits, 0.0 if self.mask == "zero" else -torch.inf)
+        return torch.where(owned, logits, 0.0 if self.mask == "zero" else torch.finfo(logits.dtype).min)
 
     def descriptor_of(self, batch: Batch, embed: Tree) -> Tree:
         return {"v": batch.mean(self.describer.embed(embed, batch))}
