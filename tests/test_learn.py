@@ -125,3 +125,10 @@ def test_clipping_never_lengthens_and_never_exceeds(length: float) -> None:
     assert 0 < factor <= 1
     assert factor * length <= 1.0
     assert factor == pytest.approx(1.0 if length <= 0.5 else 1 / length, rel=1e-5)
+
+
+def test_proximal_term_pulls_back_to_the_anchor() -> None:
+    params, anchor = {"w": torch.tensor([3.0, 1.0])}, {"w": torch.tensor([1.0, 0.0])}
+    total = learn.proximal(lambda params, batch: params["w"].sum(), anchor, 0.5)
+    assert total(params, None).item() == pytest.approx(4 + 0.25 * (4 + 1))
+    assert torch.func.grad(total)(params, None)["w"].tolist() == pytest.approx([2.0, 1.5])

@@ -155,3 +155,15 @@ def test_constants_come_along_and_are_no_weights() -> None:
     zeros = {name: torch.zeros(shape) for name, shape in net.shapes.items()}
     assert net(zeros, torch.ones(1, *SHAPE))[0].tolist() == list(range(10))
     check(task(Shifted))
+
+
+def test_the_head_is_the_last_layer() -> None:
+    from latecomer.nets.models import MODELS
+
+    shape = (3, 32, 32)
+    heads = {name: Task(Net(lambda build=build: build(shape, 7)), shape, 7).head for name, build in MODELS.items()}
+    assert heads == {
+        "lenet": ("fc3.weight", "fc3.bias"),
+        "cnn": ("layers.9.weight", "layers.9.bias"),
+        "mlp": ("head.weight", "head.bias"),
+    }

@@ -120,3 +120,9 @@ def test_ravel_and_back() -> None:
 def test_detach_cuts_the_gradient() -> None:
     weight = torch.ones(2, requires_grad=True)
     assert not tree.detach({"w": weight * 2})["w"].requires_grad
+
+
+def test_pick_and_without_share_a_tree_between_them() -> None:
+    whole = {"a": torch.ones(1), "b": {"c": torch.zeros(2)}}
+    assert tree.pick(whole, ["b", "d"]) == {"b": whole["b"]}
+    assert tree.without(whole, ["b", "d"]) == {"a": whole["a"]}

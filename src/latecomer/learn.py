@@ -53,6 +53,16 @@ class SGD:
         return tree.sub(self(loss, params, batches), params)
 
 
+def proximal(loss: Loss, anchor: Tree, strength: float | Tensor) -> Loss:
+    """The loss, and half the squared distance from the anchor times `strength`."""
+
+    def total(params: Tree, batch: Batch) -> Tensor:
+        gaps = tree.map(lambda weight, start: (weight - start).square().sum(), params, anchor)
+        return loss(params, batch) + strength / 2 * torch.stack(tree.leaves(gaps)).sum()
+
+    return total
+
+
 def clip_factor(vector: Tensor, limit: float) -> Tensor:
     """What to multiply a gradient with so that its norm does not exceed the limit."""
     factor: Tensor = limit / (torch.linalg.vector_norm(vector) + 1e-6)

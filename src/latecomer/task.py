@@ -70,6 +70,12 @@ class Task:
         """Inputs of the right shape and nothing in them, for dry runs."""
         return torch.zeros(size, *self.shape, dtype=self.dtype, device=device)
 
+    @property
+    def head(self) -> tuple[str, ...]:
+        """The names of the last layer's weights; all others are the body."""
+        layer = next(reversed(self.model.shapes)).rpartition(".")[0]
+        return tuple(name for name in self.model.shapes if name.rpartition(".")[0] == layer)
+
     def logits(self, params: Tree, x: Tensor) -> Tensor:
         return self.model(params, x)
 

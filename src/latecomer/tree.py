@@ -5,7 +5,7 @@ Every function returns a new tree and leaves its arguments alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -51,6 +51,16 @@ def unflatten(flat: Mapping[str, Tensor]) -> Tree:
 
 def leaves(tree: Tree) -> list[Tensor]:
     return list(flatten(tree).values())
+
+
+def pick(tree: Tree, names: Collection[str]) -> Tree:
+    """The branches of these names."""
+    return {name: value for name, value in tree.items() if name in names}
+
+
+def without(tree: Tree, names: Collection[str]) -> Tree:
+    """All branches but those of these names."""
+    return {name: value for name, value in tree.items() if name not in names}
 
 
 def row(tree: Tree, k: Any) -> Tree:

@@ -130,7 +130,9 @@ def test_a_latecomer_needs_one_exchange_and_no_training() -> None:
     assert [step for step, _ in spy.asks] == ["describe_fully"]
 
 
-@pytest.mark.parametrize(("mask", "absent"), [("zero", 0.0), ("drop", -np.inf), ("none", -2.5 * 0.5 - 1.0)])
+@pytest.mark.parametrize(
+    ("mask", "absent"), [("zero", 0.0), ("drop", torch.finfo(torch.float32).min), ("none", -2.5 * 0.5 - 1.0)]
+)
 def test_classes_that_a_client_does_not_have(mask: str, absent: float) -> None:
     """Client 2 has class 1 only; its logits for an input of 0.5 are (-2.5 * 0.5 - 1, 4 * 0.5 + 1)."""
     method, _ = build(mask=mask)
