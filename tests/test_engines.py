@@ -6,12 +6,13 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import toys
-from latecomer import tree
+from latecomer import methods, tree
 from latecomer.clients import Clients, Sending
 from latecomer.data import Federation
 from latecomer.engines import auto, make, pick_device
@@ -27,7 +28,8 @@ from latecomer.errors import (
     UnknownName,
 )
 from latecomer.method import Method
-from latecomer.task import Batch, Home
+from latecomer.nets.net import Net
+from latecomer.task import Batch, Home, Task
 from latecomer.tree import Tree
 
 ALL = torch.arange(len(toys.TRAIN))
@@ -366,3 +368,17 @@ def test_a_chunk_follows_from_the_memory_that_a_client_takes(monkeypatch: pytest
     monkeypatch.setattr("latecomer.engines.vector.CPU_BUDGET", 7 * max(toys.TRAIN) * activation_bytes(METHOD))
     assert Vector(METHOD, [toys.federation()], "cpu").chunk == 7
     assert Vector(METHOD, [toys.federation()], "cpu", chunk=2).chunk == 2
+
+
+@pytest.mark.parametrize("name", toys.ENGINES)
+def test_a_client_without_validation_examples_at_the_very_end(name: str) -> None:
+    """Its rows would begin past the last index; all it has there is padding."""
+    x, y = np.random.default_rng(0).random((6, 4), dtype=np.float32), np.arange(6) % 2
+    federation = Federation.from_arrays(x, y, train=[[0, 1], [2, 3]], val=[[4], []], test=[[4], [5]], classes=2)
+    method = methods.get("fedavg")(
+        task=Task(Net(lambda: torch.nn.Linear(4, 2)), (4,), 2), clients=2, members=2, batch=2
+    )
+    clients = Clients(toys.engine(name, method, [federation]), torch.tensor([0, 1]), 0)
+    counts = clients.run(method.score, shared=method.init(torch.Generator().manual_seed(0))).each
+    assert counts["val"][:, 1].tolist() == [1, 0]
+    assert counts["test"][:, 1].tolist() == [1, 1]

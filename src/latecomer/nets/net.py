@@ -27,6 +27,17 @@ class Net:
         output: Tensor = functional_call(self.skeleton, (params, self._buffers(inputs[0].device)), inputs)
         return output
 
+    def features(self, params: Tree, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """What the last layer sees, and what the network returns, in one pass."""
+        seen: list[Tensor] = []
+        last = self.skeleton.get_submodule(next(reversed(self.shapes)).rpartition(".")[0])
+        hook = last.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+        try:
+            output = self(params, *inputs)
+        finally:
+            hook.remove()
+        return seen[0], output
+
     def fresh(self, generator: torch.Generator) -> Tree:
         """Weights as the network's own constructor draws them, on the CPU."""
         seed = int(torch.randint(2**62, (), generator=generator))
