@@ -68,7 +68,8 @@ class Ask:
     collector: Collector
 
     def take(self, rows: slice, each: Tree, weight: Tensor, heard: Tensor) -> None:
-        self.collector.take(rows, each, weight, heard & ~self.silent[rows])
+        """Answers of these rows of the cohort; parts come in order."""
+        self.collector.take(each, weight, heard & ~self.silent[rows])
 
 
 class Engine(Protocol):
@@ -120,7 +121,7 @@ class Collector:
         self.heards: list[Tensor] = []
         self.up_each = 0
 
-    def take(self, rows: slice, each: Tree, weight: Tensor, heard: Tensor) -> None:
+    def take(self, each: Tree, weight: Tensor, heard: Tensor) -> None:
         each = tree.detach(each)
         heard = heard & tree.finite(each, rows=True).to(heard.device)  # nonsense is silence
         each = tree.map(lambda leaf: torch.where(tree.align(heard, leaf), leaf, torch.zeros_like(leaf)), each)

@@ -62,9 +62,8 @@ class Vector(Shelf):
 
     def _compute(self, step: str, asks: Sequence[Ask], first: int, rows: int) -> tuple[Tree, Tree, Tree]:
         """Clients `first` to `first + rows` of every ask: their replies, memories and weights, [asks, rows, ...]."""
-        places = [
-            torch.arange(first, first + rows).clamp(max=len(ask.ids) - 1) for ask in asks
-        ]  # short asks are padded
+        span = torch.arange(first, first + rows)
+        places = [span.clamp(max=len(ask.ids) - 1) for ask in asks]  # short asks are padded with their last client
         ids = [ask.ids[place] for ask, place in zip(asks, places, strict=True)]
         cards = torch.stack([self.homes.cards(ask.run, some) for ask, some in zip(asks, ids, strict=True)])
         cards = tree.upload(cards, self.device)
@@ -167,9 +166,8 @@ def activation_bytes(method: Method) -> int:
     finally:
         for hook in hooks:
             hook.remove()
-    return (
-        3 * 4 * (total + task.blank(1, "meta").numel())
-    )  # each kept, its gradient, and a working copy; 4 bytes a number
+    copies, width = 3, 4  # every number is kept, has a gradient and a working copy, of four bytes each
+    return copies * width * (total + task.blank(1, "meta").numel())
 
 
 def _flatten(rows: Tree) -> Tree:
