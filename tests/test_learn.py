@@ -132,3 +132,9 @@ def test_proximal_term_pulls_back_to_the_anchor() -> None:
     total = learn.proximal(lambda params, batch: params["w"].sum(), anchor, 0.5)
     assert total(params, None).item() == pytest.approx(4 + 0.25 * (4 + 1))
     assert torch.func.grad(total)(params, None)["w"].tolist() == pytest.approx([2.0, 1.5])
+
+
+def test_a_slope_is_the_gradient_end_to_end() -> None:
+    (batch,) = batches(1)
+    by_tree = torch.func.grad(TASK.loss)(START, batch)
+    assert torch.equal(learn.slope_of(TASK.loss, START)(tree.ravel(START), batch), tree.ravel(by_tree, like=START))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,25 +32,59 @@ class SGD:
 
     def __call__(self, loss: Loss, params: Tree, batches: Batches) -> Tree:
         """The weights after one step a batch."""
-        weights = tree.ravel(params)
-        slope = grad(lambda weights, batch: loss(tree.unravel(weights, params), batch))
-        velocity = torch.zeros_like(weights)
-        for batch in batches:
-            direction = slope(weights, batch)
-            if self.clip:
-                direction = direction * clip_factor(direction, self.clip)
-            if self.weight_decay:
-                direction = direction + self.weight_decay * weights
-            moving = batch.weight.any()
-            if self.momentum:
-                direction = self.momentum * velocity + direction
-                velocity = torch.where(moving, direction, velocity)
-            weights = torch.where(moving, weights - self.lr * direction, weights)
-        return tree.unravel(weights, params)
+        (part,) = jointly(lambda parts, batch: loss(parts[0], batch), [Part(self, params)], batches)
+        return part.params
 
     def change(self, loss: Loss, params: Tree, batches: Batches) -> Tree:
         """What one step a batch adds to the weights."""
         return tree.sub(self(loss, params, batches), params)
+
+    def move(self, weights: Tensor, direction: Tensor, velocity: Tensor, moving: Tensor) -> tuple[Tensor, Tensor]:
+        """One step along a gradient, from weights and velocity to the next; nothing moves unless `moving`."""
+        if self.clip:
+            direction = direction * clip_factor(direction, self.clip)
+        if self.weight_decay:
+            direction = direction + self.weight_decay * weights
+        if self.momentum:
+            direction = self.momentum * velocity + direction
+            velocity = torch.where(moving, direction, velocity)
+        return torch.where(moving, weights - self.lr * direction, weights), velocity
+
+
+def slope_of(loss: Loss, like: Tree) -> Callable[[Tensor, Batch], Tensor]:
+    """The gradient of a loss, for weights that lie end to end in one vector, in the order of `like`."""
+    slope: Callable[[Tensor, Batch], Tensor] = grad(lambda weights, batch: loss(tree.unravel(weights, like), batch))
+    return slope
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of a model's weights, with an optimiser of their own and the velocity it has reached (None: at rest)."""
+
+    optimiser: SGD
+    params: Tree
+    velocity: Tensor | None = None
+
+
+def jointly(loss: Callable[[list[Tree], Batch], Tensor], parts: Sequence[Part], batches: Batches) -> list[Part]:
+    """Train several parts of a model at once, each by its own optimiser, on the same batches."""
+    shapes = [part.params for part in parts]
+    weights = [tree.ravel(part.params) for part in parts]
+    velocities = [
+        torch.zeros_like(weight) if part.velocity is None else part.velocity
+        for part, weight in zip(parts, weights, strict=True)
+    ]
+    slope = grad(
+        lambda weights, batch: loss([tree.unravel(w, like) for w, like in zip(weights, shapes, strict=True)], batch)
+    )
+    for batch in batches:
+        directions, moving = slope(weights, batch), batch.weight.any()
+        for k, part in enumerate(parts):
+            weights[k], velocities[k] = part.optimiser.move(weights[k], directions[k], velocities[k], moving)
+    return [
+        Part(part.optimiser, tree.unravel(weight, part.params), velocity)
+        for part, weight, velocity in zip(parts, weights, velocities, strict=True)
+    ]
 
 
 def proximal(loss: Loss, anchor: Tree, strength: float | Tensor) -> Loss:

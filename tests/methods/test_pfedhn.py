@@ -13,9 +13,12 @@ import pytest
 import torch
 from byhand import descend, flat, linear_task, owners, shortening, tensor
 
+from latecomer import tree
 from latecomer.clients import Clients
 from latecomer.engines import make
 from latecomer.methods.pfedhn import PFedHN
+from latecomer.nets.net import Net
+from latecomer.task import Task
 
 X, Y = [[1.0], [2.0], [-1.5], [0.5], [3.0]], [0, 1, 0, 1, 1]
 ROWS = [[0], [1, 2], [3], [4]]
@@ -115,3 +118,40 @@ def test_a_latecomer_fits_its_embedding(engine: str) -> None:
     wanted = np.stack([B @ (A @ V[1] + a) + c, B @ (A @ v + a) + c])
     assert flat(sent.each["params"]) == pytest.approx(wanted, abs=1e-12)
     assert [int(exchange.asked) for exchange in ledger] == [1, 1], "only the latecomer is asked"
+
+
+def test_a_personal_head_is_trained_along_and_stays_at_the_client() -> None:
+    """A body of one weight and a head of two, both by hand: logits = head * (body * x), no biases."""
+
+    class TwoWeights(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.nn.Linear(1, 1, bias=False)
+            self.top = torch.nn.Linear(1, 2, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.top(self.body(x))
+
+    task = Task(Net(TwoWeights), (1,), 2, torch.float64)
+    fixed = {"steps": 1, "batch": 4, "embedding": 1, "hidden": 1, "depth": 0, "clip": 0.0, "weight_decay": 0.0}
+
+    class Double(PFedHN):
+        def memory(self, generator: torch.Generator) -> Any:
+            return tree.map(torch.Tensor.double, super().memory(generator))
+
+    method = Double(task=task, clients=4, members=3, personal_head=True, **fixed, **LOCAL)
+    made = make("vector", method, [FEDERATION], "cpu")
+    head, velocity = np.array([0.5, -1.0]), np.array([0.3, -0.2])
+    row = {"head": {"top.weight": tensor(head)[None, :, None]}, "velocity": tensor(velocity)[None]}
+    made.remember(0, {"ids": torch.tensor([0]), "rows": row})
+    sent = {"params": {"body.weight": tensor([[[2.0]]])}}
+    replies = Clients(made, torch.tensor([0]), 0).run(method.fit, each=sent)
+    x, y, body = 1.0, 0, 2.0  # client 0 has one example
+    scores = head * body * x
+    wrong = np.exp(scores) / np.exp(scores).sum() - np.eye(2)[y]
+    new_velocity = LOCAL["momentum"] * velocity + wrong * body * x
+    assert replies.each["body.weight"].item() == pytest.approx(-LOCAL["lr"] * (wrong * head * x).sum(), abs=1e-12)
+    kept = made.memories(0)["rows"]
+    assert kept["head"]["top.weight"][0, :, 0].numpy() == pytest.approx(head - LOCAL["lr"] * new_velocity, abs=1e-12)
+    assert kept["velocity"][0].numpy() == pytest.approx(new_velocity, abs=1e-12)
+    assert list(method.hyper.target) == ["body.weight"]

@@ -1,7 +1,8 @@
 """pFedHN: a hypernetwork on the server, an embedding for every client. Shamsian et al., ICML 2021, Algorithm 1.
 
 The server turns client i's embedding into a model, the client trains that model for K steps and returns the change,
-and the server moves hypernetwork and embedding along it. The hypernetwork never travels.
+and the server moves hypernetwork and embedding along it. The hypernetwork never travels. With `personal_head`
+(pFedHN-PC, section 3.3) the last layer is the client's own: trained along, it stays there and keeps its momentum.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class PFedHN(Method):
     embedding: int = setting(0, "size of a client's embedding; 0: 1 + a quarter of the number of clients", low=0)
     hidden: int = setting(100, "width of the hypernetwork", low=1)
     depth: int = setting(3, "hidden layers of the hypernetwork after its first", low=0)
+    personal_head: bool = setting(False, "pFedHN-PC: the last layer stays at the client (its paper: server-lr 0.05)")
     novel_rounds: int = setting(20, "exchanges that fit a latecomer's embedding, hypernetwork frozen", low=1)
     novel_lr: float = setting(1e-2, "learning rate of a latecomer's embedding", above=0)
 
@@ -41,22 +43,43 @@ class PFedHN(Method):
 
     width: int = made()
     hyper: Hypernetwork = made()
+    head: tuple[str, ...] = made()
     local: learn.SGD = made()
+    own: learn.SGD = made()
     optimiser: optim.SGD = made()
 
     def build(self) -> None:
         width = self.embedding or 1 + self.clients // 4
-        self.set(width=width, hyper=Hypernetwork(width, self.task.model.shapes, self.hidden, self.depth))
+        head = self.task.head if self.personal_head else ()
+        target = tree.without(self.task.model.shapes, head)
+        self.set(width=width, head=head, hyper=Hypernetwork(width, target, self.hidden, self.depth))
         self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip))
+        self.set(own=learn.SGD(self.lr, self.momentum, self.weight_decay))  # the personal layer is not clipped
         self.set(optimiser=optim.SGD(self.server_lr, self.server_momentum, self.server_decay, self.clip))
 
     # on the client
 
     def fit(self, home: Home, *, params: Tree) -> Tree:
-        return self.local.change(self.task.loss, params, home.batches(self.steps, self.batch))
+        batches = home.batches(self.steps, self.batch)
+        if not self.head:
+            return self.local.change(self.task.loss, params, batches)
+        mine = learn.Part(self.own, home.memory["head"], home.memory["velocity"])
+        body, mine = learn.jointly(
+            lambda parts, batch: self.task.loss(parts[0] | parts[1], batch),
+            [learn.Part(self.local, params), mine],
+            batches,
+        )
+        home.memory = {"head": mine.params, "velocity": mine.velocity}
+        return tree.sub(body.params, params)
 
     def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
-        return self.task.logits(params, x)
+        return self.task.logits(params | home.memory.get("head", {}), x)
+
+    def memory(self, generator: torch.Generator) -> Tree:
+        if not self.head:
+            return {}
+        head = tree.pick(self.task.model.fresh(generator), self.head)
+        return {"head": head, "velocity": torch.zeros_like(tree.ravel(head))}
 
     # on the server
 
