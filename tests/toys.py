@@ -61,8 +61,14 @@ def task(dtype: torch.dtype = torch.float32) -> Task:
     return Task(Net(small_model), (1, 8, 8), 10, dtype)
 
 
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"pfedhn-pc": ("pfedhn", {"personal_head": True})}
+"""Settings that change what crosses or what a client keeps, under names of their own."""
+
+
 def method(name: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Method:
     """A method at settings that make a round cheap, found by what a setting is called and what it means."""
+    name, chosen = VARIANTS.get(name, (name, {}))
+    settings = chosen | settings
     kind = methods.get(name)
     small = {key: value for key, f in settings_of(kind).items() if (value := _small(key, f)) is not None}
     if dtype == torch.float64:

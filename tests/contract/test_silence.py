@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import toys
-from latecomer import tree
+from latecomer import methods, tree
 from latecomer.clients import Clients
 from latecomer.engines.flower import app as client_side
 from latecomer.engines.home import CLIENT
@@ -23,6 +23,13 @@ DEAD = torch.tensor([1, 4])
 IDS = torch.arange(toys.MEMBERS)
 SURVIVORS = IDS[~torch.isin(IDS, DEAD)]
 Faults = Callable[[Tensor, int, str], Tensor]
+
+
+@pytest.fixture(params=[*sorted(methods.names()), *toys.VARIANTS])
+def name(request: pytest.FixtureRequest) -> str:
+    """The name of a method, or of a variant of one."""
+    found: str = request.param
+    return found
 
 
 def after_a_round(
