@@ -61,7 +61,12 @@ def task(dtype: torch.dtype = torch.float32) -> Task:
     return Task(Net(small_model), (1, 8, 8), 10, dtype)
 
 
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"pfedhn-pc": ("pfedhn", {"personal_head": True})}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "apfl-adaptive": ("apfl", {"adaptive": True}),
+    "fedprox-fixed": ("fedprox", {"adaptive": False}),
+    "perfedavg-hf": ("perfedavg", {"variant": "hessian-free"}),
+    "pfedhn-pc": ("pfedhn", {"personal_head": True}),
+}
 """Settings that change what crosses or what a client keeps, under names of their own."""
 
 

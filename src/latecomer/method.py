@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from . import learn
 from .clients import Clients, Sending
-from .settings import check_ranges
+from .settings import check_ranges, setting
 from .task import Home, Task
 from .tree import Tree
 
@@ -78,3 +79,20 @@ class Method(ABC):
             known = batch.real & (batch.y >= 0)
             counts[split] = torch.stack([right.sum(), known.sum()]).float()
         return counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainsByPasses(Method):
+    """A method whose clients train by SGD, some passes over their data a round: what FedAvg and its kin share."""
+
+    lr: float = setting(0.05, "local learning rate", above=0)
+    epochs: int = setting(1, "local passes over the data a round", low=1)
+    batch: int = setting(32, "examples a batch", low=1)
+    momentum: float = setting(0.0, "local momentum, within a round", low=0, high=0.999)
+    weight_decay: float = setting(0.0, "local weight decay", low=0)
+    clip: float = setting(0.0, "largest gradient norm in local training; 0: no limit", low=0)
+
+    local: learn.SGD = made()
+
+    def build(self) -> None:
+        self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip))

@@ -132,7 +132,8 @@ def finite(tree: Tree, rows: bool = False) -> Tensor:
 def ravel(tree: Tree, like: Tree | None = None) -> Tensor:
     """All leaves end to end (in the order of `like`), as one vector: optimisers work on this, in few operations."""
     flat = flatten(tree)
-    return torch.cat([flat[path].reshape(-1) for path in (flat if like is None else flatten(like))])
+    parts = [flat[path].reshape(-1) for path in (flat if like is None else flatten(like))]
+    return torch.cat(parts) if parts else torch.zeros(0)
 
 
 def unravel(vector: Tensor, like: Tree) -> Tree:

@@ -44,8 +44,9 @@ class Loop(Shelf):
                 ) from error
             one = slice(k, k + 1)
             answer = tree.map(lambda leaf: leaf[None], reply)
-            well = tree.finite(answer, rows=True).to(self.device) & ~ask.silent[one]
-            memories.write(ask.ids[one], tree.map(lambda leaf: leaf[None], home.memory), well.expand(1))
+            if kept := tree.map(lambda leaf: leaf[None], home.memory):
+                well = tree.finite(answer | {"kept": kept}, rows=True) & ~ask.silent[one]
+                memories.write(ask.ids[one], kept, well)
             ask.take(one, answer, cards[one, WEIGHT].float(), torch.ones(1, dtype=torch.bool, device=self.device))
 
 

@@ -87,7 +87,7 @@ class Vector(Shelf):
             return
         reply, kept, weight = (tree.row(part, slice(count)) for part in (reply, kept, weight))
         if kept:
-            well = tree.finite(reply, rows=True).to(self.device) & ~ask.silent[rows]
+            well = tree.finite(reply | {"kept": kept}, rows=True) & ~ask.silent[rows]
             self.of(ask.run, ask.scratch).write(ask.ids[rows], kept, well)
         ask.take(rows, reply, weight["weight"], torch.ones(count, dtype=torch.bool, device=self.device))
 

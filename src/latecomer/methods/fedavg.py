@@ -7,29 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import learn, tree
+from .. import tree
 from ..clients import Clients, Sending
-from ..method import Method, made
-from ..settings import setting
+from ..method import TrainsByPasses
 from ..task import Home
 from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Method):
-    lr: float = setting(0.05, "local learning rate", above=0)
-    epochs: int = setting(1, "local passes over the data a round", low=1)
-    batch: int = setting(32, "examples a batch", low=1)
-    momentum: float = setting(0.0, "local momentum", low=0, high=0.999)
-    weight_decay: float = setting(0.0, "local weight decay", low=0)
-    clip: float = setting(0.0, "largest gradient norm in local training; 0: no limit", low=0)
-
+class FedAvg(TrainsByPasses):
     needs_labels = False  # a latecomer takes the common model as it is
-
-    local: learn.SGD = made()
-
-    def build(self) -> None:
-        self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip))
 
     # on the client
 

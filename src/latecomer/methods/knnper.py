@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import learn, tree
+from .. import tree
 from ..clients import Clients, Sending
-from ..method import Method, made
+from ..method import TrainsByPasses
 from ..nets.neighbours import Datastore
 from ..settings import setting
 from ..task import Home
@@ -21,12 +21,7 @@ from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnnPer(Method):
-    lr: float = setting(0.05, "local learning rate", above=0)
-    epochs: int = setting(1, "local passes over the data a round", low=1)
-    batch: int = setting(32, "examples a batch", low=1)
-    momentum: float = setting(0.0, "local momentum", low=0, high=0.999)
-    weight_decay: float = setting(0.0, "local weight decay", low=0)
+class KnnPer(TrainsByPasses):
     neighbours: int = setting(10, "nearest examples that vote (k)", low=1)
     sigma: float = setting(1.0, "scale of distances: the nearer an example, the more its vote counts", above=0)
     blends: tuple[float, ...] = setting(
@@ -38,11 +33,6 @@ class KnnPer(Method):
     capacity: float = setting(
         1.0, "share of its training examples that a client keeps in the datastore", above=0, high=1
     )
-
-    local: learn.SGD = made()
-
-    def build(self) -> None:
-        self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay))
 
     # on the client
 

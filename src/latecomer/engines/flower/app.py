@@ -59,7 +59,7 @@ class Side:
         card = self.homes.cards(header.run, torch.tensor([int(context.node_config["partition-id"])]))[0]
         home = PackedHome(self.homes, card, torch.tensor(header.round), notes.memory(self.blanks[header.run]))
         reply = getattr(self.method, step)(home, **notes.receive(arrays["shared"]), **unpack(arrays["each"]))
-        if bool(tree.finite(reply)):  # the server takes nonsense for silence, and the silent keep what they had
+        if bool(tree.finite(reply | {"kept": home.memory})):  # nonsense is silence, and the silent keep what they had
             notes.remember(home.memory)
         weight = MetricRecord({"weight": int(card[WEIGHT])})
         return Message(RecordDict({"reply": pack(reply), "metrics": weight}), reply_to=message)

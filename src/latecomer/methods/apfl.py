@@ -1,0 +1,94 @@
+"""APFL: every client mixes the weights of a personal model with the common ones. Deng et al., arXiv 2020, Algorithm 1.
+
+The mixture, alpha times the personal weights plus 1 - alpha times the common ones, is what the personal weights are
+trained for and what predicts. Personal weights and alpha never leave their client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import learn, tree
+from ..clients import Clients, Sending
+from ..method import TrainsByPasses
+from ..settings import setting
+from ..task import Batch, Home
+from ..tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class APFL(TrainsByPasses):
+    mix: float = setting(
+        0.5, "share of the personal weights in the mixture (alpha); where it begins, if adaptive", low=0, high=1
+    )
+    adaptive: bool = setting(False, "let every client learn its own share, by one gradient step a round")
+    arrive_epochs: int = setting(20, "passes over the data of a client that has no personal weights yet", low=1)
+
+    # on the client
+
+    def fit(self, home: Home, *, params: Tree) -> Tree:
+        own = tree.where(home.memory["met"] > 0, home.memory["params"], params)
+        share = home.memory["mix"]
+        if self.adaptive:
+            share = self.better_share(own, params, share, home.batch(self.batch, "mix"))
+
+        def loss(parts: list[Tree], batch: Batch) -> Tensor:
+            common, own = parts
+            fixed = tree.detach(common)  # the mixture trains the personal weights only
+            return self.task.loss(common, batch) + self.task.loss(mixture(own, fixed, share), batch)
+
+        begin = [learn.Part(self.local, params), learn.Part(self.local, own)]
+        common, personal = learn.jointly(loss, begin, home.epochs(self.epochs, self.batch))
+        self.keep(home, personal.params, share)
+        return tree.sub(common.params, params)
+
+    def introduce(self, home: Home) -> Tree:
+        return {"met": home.memory["met"]}
+
+    def arrive(self, home: Home, *, params: Tree) -> Tree:
+        share = home.memory["mix"]
+
+        def loss(own: Tree, batch: Batch) -> Tensor:
+            return self.task.loss(mixture(own, params, share), batch)
+
+        self.keep(home, self.local(loss, params, home.epochs(self.arrive_epochs, self.batch, "arrive")), share)
+        return {}
+
+    def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
+        return self.task.logits(mixture(home.memory["params"], params, home.memory["mix"]), x)
+
+    def better_share(self, own: Tree, params: Tree, share: Tensor, batch: Batch) -> Tensor:
+        """A gradient step of the share, which stays between 0 and 1."""
+        _, back = learn.pullback(lambda share: self.task.loss(mixture(own, params, share), batch), share)
+        (slope,) = back(torch.ones_like(share))
+        better: Tensor = (share - self.lr * slope).clamp(0, 1)
+        return better
+
+    def keep(self, home: Home, own: Tree, share: Tensor) -> None:
+        home.memory = {"params": own, "mix": share, "met": torch.ones_like(home.memory["met"])}
+
+    def memory(self, generator: torch.Generator) -> Tree:
+        unmet = {"mix": torch.tensor(self.mix), "met": torch.zeros(())}
+        return {"params": self.task.model.fresh(generator), **unmet}
+
+    # on the server
+
+    def init(self, generator: torch.Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        return {"params": tree.add(state["params"], clients.mean(self.fit, shared=state))}
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        met = clients.run(self.introduce).each["met"]
+        strangers = clients.only(met.cpu() == 0)  # latecomers, and members that were never drawn
+        if len(strangers):
+            strangers.run(self.arrive, shared=state)
+        return Sending(shared=state)
+
+
+def mixture(own: Tree, common: Tree, share: Tensor) -> Tree:
+    return tree.map(lambda v, w: share * v + (1 - share) * w, own, common)

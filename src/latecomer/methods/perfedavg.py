@@ -1,0 +1,74 @@
+"""Per-FedAvg: one model from which few steps lead to every client's own. Fallah et al., NeurIPS 2020, Algorithm 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .. import learn, tree
+from ..clients import Clients, Sending
+from ..method import Method, made
+from ..settings import setting
+from ..task import Home
+from ..tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerFedAvg(Method):
+    variant: Literal["first", "hessian-free"] = setting(
+        "first", "how the second derivative is dealt with: left out, or taken from a difference of gradients"
+    )
+    inner_lr: float = setting(0.01, "learning rate of a client that adapts the common model (alpha)", above=0)
+    outer_lr: float = setting(0.05, "learning rate of the common model (beta)", above=0)
+    delta: float = setting(1e-3, "hessian-free: how far along the gradient the differences are taken", above=0)
+    epochs: int = setting(1, "local passes over the data a round", low=1)
+    batch: int = setting(32, "examples in each of the two or three batches of a local step", low=1)
+    adapt_epochs: int = setting(1, "passes over the data of a client that adapts the common model for its use", low=1)
+
+    inner: learn.SGD = made()
+
+    def build(self) -> None:
+        self.set(inner=learn.SGD(self.inner_lr))
+
+    # on the client
+
+    def fit(self, home: Home, *, params: Tree) -> Tree:
+        slope = learn.slope_of(self.task.loss, params)  # zero where a batch is nothing but padding
+        start = weights = tree.ravel(params)
+        purposes = ("inner", "outer", "curvature")  # independent batches: the paper's D, D' and D''
+        drawn = [home.epochs(self.epochs, self.batch, purpose) for purpose in purposes]
+        for inner, outer, curvature in zip(*drawn, strict=True):
+            adapted = weights - self.inner_lr * slope(weights, inner)  # line 7
+            direction = slope(adapted, outer)
+            if self.variant == "hessian-free":
+                step = self.delta * direction
+                bend = (slope(weights + step, curvature) - slope(weights - step, curvature)) / (2 * self.delta)
+                direction = direction - self.inner_lr * bend
+            weights = weights - self.outer_lr * direction  # line 8
+        return tree.unravel(weights - start, params)
+
+    def adapt(self, home: Home, *, params: Tree) -> Tree:
+        adapted = self.inner(self.task.loss, params, home.epochs(self.adapt_epochs, self.batch, "adapt"))
+        home.memory = {"params": adapted}
+        return {}
+
+    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.task.logits(home.memory["params"], x)
+
+    def memory(self, generator: torch.Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}  # a place for adapted weights; never used as it is
+
+    # on the server
+
+    def init(self, generator: torch.Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        return {"params": tree.add(state["params"], clients.mean(self.fit, shared=state))}  # line 11
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        clients.run(self.adapt, shared=state)
+        return Sending()

@@ -1,0 +1,83 @@
+"""pFedMe: personal models by Moreau envelopes around a common one. Dinh et al., NeurIPS 2020, Algorithm 1.
+
+For every batch a client finds the personal model theta that minimises its loss plus lambda/2 |theta - w|^2, and draws
+its copy w of the common model towards it. The copy goes back to the server; the personal model never leaves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import learn, tree
+from ..clients import Clients, Sending
+from ..method import Method, made
+from ..settings import setting
+from ..task import Home
+from ..tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFedMe(Method):
+    lambda_prox: float = setting(15.0, "strength of the pull on a personal model to the common one (lambda)", above=0)
+    lr: float = setting(0.05, "learning rate of a client's copy of the common model (eta)", above=0)
+    inner_lr: float = setting(0.05, "learning rate of the personal model", above=0)
+    inner_steps: int = setting(3, "gradient steps of the personal model on every batch (K)", low=1)
+    steps: int = setting(20, "local batches a round (R)", low=1)
+    batch: int = setting(32, "examples a batch", low=1)
+    beta: float = setting(1.0, "how far the server goes towards the mean of the clients", above=0)
+    arrive_epochs: int = setting(20, "passes over the data of a client that has no personal model yet", low=1)
+
+    inner: learn.SGD = made()
+
+    def build(self) -> None:
+        self.set(inner=learn.SGD(self.inner_lr))
+
+    # on the client
+
+    def fit(self, home: Home, *, params: Tree) -> Tree:
+        copy = theta = params
+        for batch in home.batches(self.steps, self.batch):
+            theta = self.inner(self.near(copy), theta, [batch] * self.inner_steps)  # line 7
+            drawn = tree.map(lambda w, t: w - self.lr * self.lambda_prox * (w - t), copy, theta)  # line 8
+            copy = tree.where(batch.weight.any(), drawn, copy)  # without labels there is no theta to go to
+        self.keep(home, theta)
+        return tree.sub(copy, params)
+
+    def introduce(self, home: Home) -> Tree:
+        return {"met": home.memory["met"]}
+
+    def arrive(self, home: Home, *, params: Tree) -> Tree:
+        passes = home.epochs(self.arrive_epochs, self.batch, "arrive")
+        self.keep(home, self.inner(self.near(params), params, passes))
+        return {}
+
+    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.task.logits(home.memory["params"], x)
+
+    def near(self, params: Tree) -> learn.Loss:
+        return learn.proximal(self.task.loss, params, self.lambda_prox)
+
+    def keep(self, home: Home, theta: Tree) -> None:
+        home.memory = {"params": theta, "met": torch.ones_like(home.memory["met"])}
+
+    def memory(self, generator: torch.Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator), "met": torch.zeros(())}  # no personal model yet
+
+    # on the server
+
+    def init(self, generator: torch.Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        update = clients.mean(self.fit, shared=state)
+        return {"params": tree.add(state["params"], tree.scale(update, self.beta))}  # line 13
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        met = clients.run(self.introduce).each["met"]
+        strangers = clients.only(met.cpu() == 0)  # latecomers, and members that were never drawn
+        if len(strangers):
+            strangers.run(self.arrive, shared=state)
+        return Sending()
