@@ -144,9 +144,12 @@ def test_toml_and_back(values: dict[str, Any]) -> None:
 def test_any_value_is_converted_or_refused(value: Any) -> None:
     for name, kind in get_type_hints(Example).items():
         try:
-            convert(name, value, kind)
+            converted = convert(name, value, kind)
         except SettingError:
             continue
+        assert (
+            convert(name, converted, kind) == converted or converted != converted
+        )  # NaN is like nothing, not even itself
 
 
 @pytest.mark.parametrize("name", methods.names())

@@ -6,9 +6,9 @@ Federation.from_arrays(x, y, train=..., test=...)          the same from arrays 
 from_partitioner(partitioner)                              the same from any partitioner of flwr_datasets
 """
 
+from .deal import federate
 from .federation import Examples, Federation
 from .partitioner import from_partitioner
-from .partitions import federate
 from .sources import Source, load
 
 __all__ = ["Examples", "Federation", "Source", "federate", "from_partitioner", "load"]

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, SettingError
+from .arrays import checked_x, checked_y, class_count, hold_out
 from .federation import Federation
-from .sources import checked_x, checked_y, class_count, declared_classes, hold_out, numbered, read_table
+from .hub import declared_classes, numbered, read_table
 
 ORIGIN = "the partitioner's data set"
 

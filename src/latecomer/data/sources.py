@@ -17,7 +17,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, LatecomerError, UnknownName, need
-
-Arrays = dict[str, NDArray[Any]]
+from ..errors import DataError, LatecomerError, UnknownName
+from .arrays import Arrays, brief, checked_x, checked_y, class_count, kind_of, two_splits
+from .hub import read_hub
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL = ("client_train", "client_test", "coarse_train", "coarse_test")
-IMAGE_COLUMNS = ("image", "img", "x")
-LABEL_COLUMNS = ("label", "labels", "fine_label", "y", "character")
-CLIENT_COLUMNS = ("writer_id", "client")
-COARSE_COLUMNS = ("coarse_label",)
 
 DAMAGE = (
     zipfile.BadZipFile,
@@ -47,7 +43,7 @@ DAMAGE = (
     RuntimeError,
     MemoryError,
 )
-"""What reading a truncated, corrupt or hostile .npz raises. (NotImplementedError is a RuntimeError.)"""
+"""What reading a truncated, corrupt or hostile .npz raises. (An unsupported compression is a RuntimeError.)"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +98,7 @@ def load(name: str) -> Source:
     if kind == "npz" and place:
         return _source(Path(place).stem, read_npz(place), place)
     if kind == "hf" and place:
-        arrays, classes = _read_hub(place)
+        arrays, classes = read_hub(place)
         return _source(name, arrays, place, _Known(classes))
     if name == "digits":
         return _digits()
@@ -112,27 +108,13 @@ def load(name: str) -> Source:
     raise UnknownName("data set", name, [*names(), "npz:PATH", "hf:ID_OR_FOLDER", *own])
 
 
-def hold_out(groups: NDArray[Any], labels: NDArray[Any], share: float, random: np.random.Generator) -> NDArray[Any]:
-    """Marks `share` of every group, rounded, spread over the labels of the group as evenly as whole numbers allow."""
-    groups = np.unique(groups, return_inverse=True)[1]
-    order = np.lexsort((random.random(len(groups)), labels, groups))
-    size = np.bincount(groups)
-    start = size.cumsum() - size
-    turn = random.integers(size)  # else small groups would all hold out the same labels
-    group = groups[order]
-    place = (np.arange(len(order)) - start[group] + turn[group]) % size[group]
-    held = np.zeros(len(groups), bool)
-    held[order] = np.floor((place + 1) * share + 0.5) > np.floor(place * share + 0.5)
-    return held
-
-
 # the four ways to come by arrays
 
 
 def _digits() -> Source:
     bunch = importlib.import_module("sklearn.datasets").load_digits()
     x, y = np.rint(bunch.images * (255 / 16)).astype(np.uint8), bunch.target.astype(np.int64)
-    return _source("digits", _two_splits({"x": x, "y": y}, 0.2), "scikit-learn's digits", _Known(10))
+    return _source("digits", two_splits({"x": x, "y": y}, 0.2), "scikit-learn's digits", _Known(10))
 
 
 def _named(name: str) -> Source:
@@ -146,9 +128,9 @@ def _named(name: str) -> Source:
     if not known.hub:
         raise DataError(f"The data set {name!r} was not found: {looked}; {advice}.")
     try:
-        arrays, _ = _read_hub(known.hub)
+        arrays, _ = read_hub(known.hub)
     except LatecomerError as error:
-        reason = f"{known.hub} could not be had from Hugging Face ({_brief(error.__cause__ or error)})"
+        reason = f"{known.hub} could not be had from Hugging Face ({brief(error.__cause__ or error)})"
         advice += ", or pip install 'latecomer[hub]' and go online once"
         raise DataError(f"The data set {name!r} was not found: {looked}, and {reason}; {advice}.") from error
     return _source(name, arrays, known.hub, known)
@@ -167,7 +149,7 @@ def read_npz(path: str) -> Arrays:
         return {key: entry for key, entry in entries.items() if isinstance(entry, np.ndarray)}  # bytes are no array
     except DAMAGE as error:
         raise DataError(
-            f"{path!r} cannot be read as an .npz, it may be cut short or damaged ({_brief(error)})."
+            f"{path!r} cannot be read as an .npz, it may be cut short or damaged ({brief(error)})."
         ) from error
 
 
@@ -181,116 +163,7 @@ def _omniglot(arrays: Arrays, origin: str) -> Arrays:
         raise DataError(f"In {origin} x, alphabet and character differ in length.")
     first = np.full(int(alphabet.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, alphabet, character)
-    return _two_splits({"x": arrays["x"], "y": character - first[alphabet], "client": alphabet}, 0.15, character)
-
-
-def _two_splits(table: Arrays, share: float, groups: NDArray[Any] | None = None) -> Arrays:
-    """A table without a test split gives up the same share of every class."""
-    y = table["y"]
-    held = hold_out(y if groups is None else groups, y, share, np.random.default_rng(0))
-    halves = (("train", ~held), ("test", held))
-    return {f"{key}_{half}": column[mask] for key, column in table.items() for half, mask in halves}
-
-
-# Hugging Face
-
-
-def _read_hub(place: str) -> tuple[Arrays, int]:
-    """The arrays of a data set of the hub or of a folder, and the number of classes (0: not declared)."""
-    datasets = need("datasets", "hub")
-    saved = any((Path(place) / marker).is_file() for marker in ("dataset_dict.json", "state.json"))
-    try:
-        found = datasets.load_from_disk(place) if saved else datasets.load_dataset(place)
-        splits = dict(found) if isinstance(found, dict) else {"train": found}
-        train = splits.get("train") if len(splits) > 1 else next(iter(splits.values()))
-        if train is None:
-            raise DataError(f"{place!r} has the splits {', '.join(splits)}; one of them must be called train.")
-        return _both(train, splits.get("test") if len(splits) > 1 else None, place)
-    except LatecomerError:
-        raise
-    except Exception as error:  # whatever that library meets (network, cache, decoding) is told in its own words
-        raise DataError(f"{place!r} cannot be loaded with the datasets library ({_brief(error)}).") from error
-
-
-def _both(train: Any, test: Any, origin: str) -> tuple[Arrays, int]:
-    first = read_table(train, origin)
-    if test is None:
-        return _two_splits(numbered(first), 0.2), declared_classes(train)
-    second = read_table(test, origin)
-    arrays = {"x_train": first.pop("x"), "x_test": second.pop("x")}
-    joint: Arrays = {key: np.concatenate((first[key], second[key])) for key in first if key in second}
-    for key, column in numbered(joint).items():  # together, so that both splits number text labels alike
-        arrays[f"{key}_train"], arrays[f"{key}_test"] = np.split(column, [len(first["y"])])
-    return arrays, declared_classes(train)
-
-
-def declared_classes(dataset: Any) -> int:
-    feature = dataset.features[column_of(dataset, LABEL_COLUMNS)]
-    return int(getattr(feature, "num_classes", 0) or 0)
-
-
-def numbered(table: Arrays) -> Arrays:
-    """Labels given as text are numbered in alphabetical order."""
-    text = {key for key in ("y", "coarse") if key in table and table[key].dtype.kind in "US"}
-    return {key: np.unique(column, return_inverse=True)[1] if key in text else column for key, column in table.items()}
-
-
-def column_of(dataset: Any, wanted: tuple[str, ...]) -> str:
-    return next((name for name in wanted if name in dataset.column_names), "")
-
-
-def read_table(dataset: Any, origin: str) -> Arrays:
-    """x, y and where present client and coarse of a `datasets.Dataset`."""
-    pictures = [name for name, feature in dataset.features.items() if type(feature).__name__ == "Image"]
-    image = next(iter(pictures), "") or column_of(dataset, IMAGE_COLUMNS)
-    label = column_of(dataset, LABEL_COLUMNS)
-    if not image or not label:
-        lacks = "column of images (image, img or x)" if not image else f"column of labels ({', '.join(LABEL_COLUMNS)})"
-        raise DataError(f"{origin!r} has no {lacks}; its columns are {', '.join(dataset.column_names)}.")
-    table = {"x": _pictures(dataset, image, origin) if pictures else _values(dataset, image, origin)}
-    for key, name in (
-        ("y", label),
-        ("client", column_of(dataset, CLIENT_COLUMNS)),
-        ("coarse", column_of(dataset, COARSE_COLUMNS)),
-    ):
-        if name:
-            table[key] = np.asarray(dataset.with_format(None)[name][:])
-    return table
-
-
-def _pictures(dataset: Any, column: str, origin: str) -> NDArray[Any]:
-    """Decoded one by one into one array, so that the images never exist twice."""
-    x = np.zeros(0, np.uint8)
-    for place, picture in enumerate(_each(dataset.with_format(None).select_columns([column]), column)):
-        pixels = np.asarray(picture.convert({"1": "L", "P": "RGB", "CMYK": "RGB"}.get(picture.mode, picture.mode)))
-        if place == 0:
-            x = np.zeros((len(dataset), *pixels.shape), pixels.dtype)
-        if pixels.shape != x.shape[1:]:
-            raise DataError(
-                f"The images of {origin!r} differ in shape ({x.shape[1:]} and {pixels.shape}); resize them to one."
-            )
-        x[place] = pixels
-    return x
-
-
-def _each(dataset: Any, column: str, size: int = 1000) -> Iterator[Any]:
-    for start in range(0, len(dataset), size):
-        yield from dataset[start : start + size][column]
-
-
-def _values(dataset: Any, column: str, origin: str) -> NDArray[Any]:
-    rows = [np.asarray(row) for row in _each(dataset.with_format("numpy").select_columns([column]), column)]
-    shapes = {row.shape for row in rows}
-    if len(shapes) > 1:
-        raise DataError(f"The arrays in column {column!r} of {origin!r} differ in shape: {sorted(shapes)[:2]}.")
-    x = np.stack(rows) if rows else np.zeros(0, np.uint8)
-    feature = dataset.features[column]
-    while hasattr(feature, "feature"):  # a list of lists of ...
-        feature = feature.feature
-    return x.astype(np.uint8) if getattr(feature, "dtype", "") == "uint8" else x  # the library widens all whole numbers
-
-
-# checks: what passes here can be trusted everywhere else
+    return two_splits({"x": arrays["x"], "y": character - first[alphabet], "client": alphabet}, 0.15, character)
 
 
 def _source(name: str, arrays: Mapping[str, NDArray[Any]], origin: str, known: _Known = _UNKNOWN) -> Source:
@@ -304,11 +177,13 @@ def _source(name: str, arrays: Mapping[str, NDArray[Any]], origin: str, known: _
             _check_length(key, arrays, origin)
     x_train, x_test = (checked_x(arrays[key], key, origin) for key in ("x_train", "x_test"))
     if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
-        raise DataError(f"In {origin} x_train and x_test differ: {_kind(x_train)} and {_kind(x_test)}.")
+        raise DataError(f"In {origin} x_train and x_test differ: {kind_of(x_train)} and {kind_of(x_test)}.")
     y_train, y_test = (checked_y(arrays[key], key, origin) for key in ("y_train", "y_test"))
     classes = class_count(np.concatenate((y_train, y_test)), known.classes, origin)
     if known.mean and x_train.shape[3:] != (len(known.mean),):
-        raise DataError(f"{origin} holds {_kind(x_train)}; {name} consists of images with {len(known.mean)} channels.")
+        raise DataError(
+            f"{origin} holds {kind_of(x_train)}; {name} consists of images with {len(known.mean)} channels."
+        )
     x_train, x_test = (_padded(x, known.side) for x in (x_train, x_test))
     rest = {key: arrays[key] for key in OPTIONAL if key in arrays}
     return Source(name, x_train, y_train, x_test, y_test, classes, known.mean, known.std, **rest)
@@ -324,57 +199,9 @@ def _check_length(key: str, arrays: Mapping[str, NDArray[Any]], origin: str) -> 
         raise DataError(f"In {origin} {key} has {len(array)} entries, but y_{half} has {len(arrays[f'y_{half}'])}.")
 
 
-def checked_x(x: NDArray[Any], key: str, origin: str) -> NDArray[Any]:
-    """Images as uint8, whole numbers as int64, anything else as float32."""
-    if x.dtype.kind not in "biuf":
-        raise DataError(f"{key} in {origin} holds {x.dtype} values; they must be numbers.")
-    if x.dtype == np.uint8:
-        if x.ndim not in (3, 4):
-            raise DataError(
-                f"{key} in {origin} is uint8 of shape {x.shape}; uint8 stands for images, [N, height, width] or "
-                "[N, height, width, channels]; save anything else as float32 or int64."
-            )
-        if x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[3] > 4:
-            raise DataError(f"{key} in {origin} has shape {x.shape}: the channels come first, and must come last.")
-        return x
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        raise DataError(f"{key} in {origin} holds {int((~np.isfinite(x)).sum())} values that are NaN or infinite.")
-    return x.astype(np.int64 if x.dtype.kind in "iu" else np.float32, copy=False)
-
-
-def checked_y(y: NDArray[Any], key: str, origin: str) -> NDArray[Any]:
-    whole = y.dtype.kind in "biu" or (y.dtype.kind == "f" and bool((np.isfinite(y) & (y == np.floor(y))).all()))
-    if not whole:
-        raise DataError(
-            f"{key} in {origin} holds labels that are not whole numbers ({y.dtype}, {y.flat[0]!s} for example)."
-        )
-    return y.astype(np.int64)
-
-
-def class_count(y: NDArray[Any], declared: int, origin: str) -> int:
-    """How many classes there are; labels that do not fit are refused."""
-    low, high = int(y.min()), int(y.max())
-    allowed = declared or max(1000, len(y))  # without a declaration only a label beyond all sense is wrong
-    if low < -1 or high >= allowed:
-        worst = low if low < -1 else high
-        raise DataError(f"{origin} holds the label {worst}; labels are numbered 0 to {allowed - 1} (-1: unknown).")
-    if high < 0:
-        raise DataError(f"{origin} holds no example with a label.")
-    return declared or high + 1
-
-
 def _padded(x: NDArray[Any], side: int) -> NDArray[Any]:
     """Zeros around the images, up to `side` pixels."""
     if not side or x.ndim < 3 or min(side - x.shape[1], side - x.shape[2]) < 0:
         return x
     margins = [((side - size) // 2, side - size - (side - size) // 2) for size in x.shape[1:3]]
     return np.pad(x, [(0, 0), *margins, *[(0, 0)] * (x.ndim - 3)])
-
-
-def _kind(x: NDArray[Any]) -> str:
-    return f"{x.dtype} {list(x.shape[1:])}"
-
-
-def _brief(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')[:160]}" if lines else type(error).__name__
