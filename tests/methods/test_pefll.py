@@ -140,3 +140,15 @@ def test_classes_that_a_client_does_not_have(mask: str, absent: float) -> None:
     home = PackedHome(homes, homes.cards(0, torch.tensor([2]))[0], torch.tensor(0), {})
     params = {"weight": torch.tensor([[-2.5], [4.0]]), "bias": torch.tensor([-1.0, 1.0])}
     assert method.predict(home, torch.tensor([[0.5]]), params=params)[0].tolist() == [absent, 3.0]
+
+
+def test_the_regulariser_may_enter_the_gradient() -> None:
+    """Adam's first moment after one round is a tenth of its gradient, so the two ways differ by 2 lambda eta / 10."""
+    moments = {}
+    for way in ("step", "gradient"):
+        method, state = build(regularise=way, lambda_h=0.3, lambda_v=0.2, clip=0.0)
+        after = method.round(state, Clients(make("vector", method, [FEDERATION], "cpu"), torch.tensor([0, 1]), 0))
+        moments[way] = after["optimiser"]["first"].double().numpy()
+    learned = state["learned"]
+    wanted = [0.2 * tree.ravel(learned["embed"]), 0.3 * tree.ravel(learned["hyper"])]
+    assert moments["gradient"] - moments["step"] == pytest.approx(0.2 * torch.cat(wanted).numpy(), abs=1e-6)

@@ -33,6 +33,9 @@ class PeFLL(Method):
     lambda_h: float = setting(1e-3, "regulariser of the hypernetwork", low=0)
     lambda_v: float = setting(1e-3, "regulariser of the embedding network", low=0)
     lambda_theta: float = setting(5e-5, "regulariser of the personal model", low=0)
+    regularise: Literal["step", "gradient"] = setting(
+        "step", "lambda-h and lambda-v shrink the weights before a step (lines 17 and 18), or enter Adam's gradient"
+    )
     descriptor: int = setting(0, "size of a descriptor (at least 2); 0: 1 + a quarter of the number of clients", low=0)
     embed: Literal["example", "label"] = setting(
         "example", "embedding network: LeNet with label planes, or linear on labels"
@@ -103,11 +106,8 @@ class PeFLL(Method):
         dh, dv = pull(tree.scale(update.each, -1))  # 12; rows of silent clients are zero
         dh = tree.scale(dh, 1 / update.heard.sum().clamp(min=1))
         de = clients.mean(self.backprop, each={"dv": dv}, recall=["embed"])  # 13 to 15
-        shrunk = {  # 17 and 18: shrink, then step
-            "embed": tree.scale(embed, 1 - 2 * self.server_lr * self.lambda_v),
-            "hyper": tree.scale(hyper, 1 - 2 * self.server_lr * self.lambda_h),
-        }
-        learned, optimiser = self.optimiser.step(shrunk, de | {"hyper": dh}, state["optimiser"])
+        learned, gradient = self.regularised(state["learned"], de | {"hyper": dh})
+        learned, optimiser = self.optimiser.step(learned, gradient, state["optimiser"])  # 17 and 18
         return {"learned": learned, "optimiser": optimiser, "standard": standard}
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
@@ -126,3 +126,10 @@ class PeFLL(Method):
         heard = described.heard.any()
         now = {"mean": share @ v.mean(1), "std": share @ v.std(1), "known": torch.ones_like(standard["known"])}
         return tree.where((standard["known"] > 0) | ~heard, standard, now)
+
+    def regularised(self, learned: Tree, gradient: Tree) -> tuple[Tree, Tree]:
+        """The server objective, lambda |eta|^2: as lines 17 and 18 write it, or as part of what Adam descends."""
+        twice = {"embed": 2 * self.lambda_v, "hyper": 2 * self.lambda_h}
+        if self.regularise == "gradient":
+            return learned, {name: tree.add(gradient[name], tree.scale(learned[name], twice[name])) for name in twice}
+        return {name: tree.scale(learned[name], 1 - self.server_lr * twice[name]) for name in twice}, gradient
