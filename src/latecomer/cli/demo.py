@@ -14,8 +14,9 @@ from . import flags, screen
 if TYPE_CHECKING:
     from ..experiment import Experiment
 
-# Chosen among six settings a method by the members' validation data, and what only latecomers use (`alone`, `novel_lr`)
-# by theirs, on federations with the seeds 100 to 102, which the demo does not use; rounds then cut to fit a minute.
+# Chosen by the members' validation data on federations with the seeds 100 to 102, which the demo does not use: six
+# settings for Local, FedAvg and pFedHN, seven for PeFLL. `alone` was chosen on an earlier split (50 clients, 4 angles), by
+# the latecomers' validation data. Rounds were then cut to fit a minute.
 METHODS: dict[str, dict[str, Any]] = {
     "local": {"rounds": 60, "lr": 0.05, "steps": 10, "batch": 16, "alone": 40},
     "fedavg": {"rounds": 150, "lr": 0.6, "epochs": 6, "batch": 8},
@@ -23,7 +24,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "pefll": {"rounds": 120, "lr": 0.06, "steps": 10, "batch": 16, "server_lr": 3e-3},
 }
 
-# One model for all does well on plain digits; here what a stroke means depends on whose it is.
+# One model for all does well on plain digits; here what a stroke means depends on whose it is. With 50 clients and 4
+# angles, tried first, PeFLL was only 2.0 points above FedAvg on latecomers and 0.3 above Local (seeds 0 to 2).
 SPLIT: dict[str, Any] = {
     "data": "digits",
     "partition": "classes",
