@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ..experiment import Experiment
 
 # Chosen by the members' validation data on federations with the seeds 100 to 102, which the demo does not use: six
-# settings for Local, FedAvg and pFedHN, seven for PeFLL. `alone` was chosen on an earlier split (50 clients, 4 angles), by
-# the latecomers' validation data. Rounds were then cut to fit a minute.
+# settings for Local, FedAvg and pFedHN, seven for PeFLL. `alone` was chosen on an earlier split (50 clients, 4 angles)
+# by the latecomers' validation data. Rounds were then cut to fit a minute.
 METHODS: dict[str, dict[str, Any]] = {
     "local": {"rounds": 60, "lr": 0.05, "steps": 10, "batch": 16, "alone": 40},
     "fedavg": {"rounds": 150, "lr": 0.6, "epochs": 6, "batch": 8},
