@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from latecomer.engines import convolve
-from latecomer.engines.convolve import by_products, mapped
+from latecomer.engines.convolve import mapped, rerouted
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(3, 4, 2, 9, 8, generator=GENERATOR, dtype=torch.float64)
@@ -25,17 +25,17 @@ def test_value_and_gradients(stride: int | tuple[int, int], padding: int | tuple
         return F.conv2d(x, weight, bias_ if bias else None, stride, padding).sin().sum()
 
     both = vmap(grad(energy, argnums=(0, 1) + (2,) * bias))
-    for plain, ours in zip(both(X, WEIGHT, BIAS), by_products(both)(X, WEIGHT, BIAS), strict=True):
+    for plain, ours in zip(both(X, WEIGHT, BIAS), rerouted(both)(X, WEIGHT, BIAS), strict=True):
         torch.testing.assert_close(plain, ours)
     values = vmap(energy)
-    torch.testing.assert_close(values(X, WEIGHT, BIAS), by_products(values)(X, WEIGHT, BIAS))
+    torch.testing.assert_close(values(X, WEIGHT, BIAS), rerouted(values)(X, WEIGHT, BIAS))
 
 
 def test_nested_maps() -> None:
     """As for seeds in lockstep that share weights within a seed."""
     x = X.reshape(3, 2, 2, 2, 9, 8)
     nested = vmap(vmap(lambda x, weight: F.conv2d(x, weight), in_dims=(0, None)))
-    torch.testing.assert_close(nested(x, WEIGHT), by_products(nested)(x, WEIGHT))
+    torch.testing.assert_close(nested(x, WEIGHT), rerouted(nested)(x, WEIGHT))
 
 
 def calls(function: object, *inputs: Tensor, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -48,7 +48,7 @@ def calls(function: object, *inputs: Tensor, monkeypatch: pytest.MonkeyPatch) ->
         return plain(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(convolve, "convolve", counting)
-    by_products(function)(*inputs)  # type: ignore[arg-type]
+    rerouted(function)(*inputs)  # type: ignore[arg-type]
     return len(seen)
 
 

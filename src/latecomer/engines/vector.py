@@ -15,7 +15,7 @@ from ..data.federation import Federation
 from ..errors import MemoryShortage
 from ..method import Method
 from ..tree import Tree
-from .convolve import by_products
+from .convolve import rerouted
 from .graphs import Graphs
 from .home import WEIGHT, Homes, PackedHome
 from .memory import Shelf
@@ -108,7 +108,7 @@ class Vector(Shelf):
             return work(home, **shared, **each), home.memory
 
         rows: Mapped = vmap(one, in_dims=(0, 0, 0, None, 0), randomness="error")
-        return rows if self.device.type == "cpu" else by_products(rows)
+        return rows if self.device.type == "cpu" else rerouted(rows)
 
     def _nested(self, step: str) -> Mapped:
         """Over asks, then over the clients of each: what an ask's clients share is not copied for every client."""

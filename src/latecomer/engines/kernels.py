@@ -1,0 +1,282 @@
+"""Triton kernels for the convolutions and poolings of many small networks, one network a row.
+
+Every array has a leading dimension of rows: images [rows, size, channels, height, width], filters [rows, outputs,
+channels, high, wide]. A kernel gathers the windows as it multiplies, so nothing is laid out in memory first. Sums over
+images are made in a fixed order: the same numbers give the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+Pair = tuple[int, int]
+
+PIXELS, DEPTH = 64, 32  # of a tile: places of an image, and terms of a sum at a time
+SPLITS = 8  # parts that a sum over all places of all images is made in
+
+
+@triton.jit
+def _windows(
+    x,
+    image,
+    y0,
+    x0,
+    k,
+    valid,
+    channels: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    high: tl.constexpr,
+    wide: tl.constexpr,
+):
+    """The terms k (channel, row, column of the window) at places whose window begins at (y0, x0): [terms, places]."""
+    channel, down, right = k // (high * wide), k % (high * wide) // wide, k % wide
+    y, across = y0[None, :] + down[:, None], x0[None, :] + right[:, None]
+    inside = valid & (y >= 0) & (y < height) & (across >= 0) & (across < width)
+    at = ((image[None, :] * channels + channel[:, None]) * height + y) * width + across
+    return tl.load(x + at, mask=inside, other=0.0)
+
+
+@triton.jit
+def _forward(
+    x, weight, bias, out, size: tl.constexpr, channels: tl.constexpr,
+    height: tl.constexpr, width: tl.constexpr, outputs: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+    high: tl.constexpr, wide: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, py: tl.constexpr, px: tl.constexpr,
+    biased: tl.constexpr, precision: tl.constexpr, PLACES: tl.constexpr, OUT: tl.constexpr, TERMS: tl.constexpr,
+):  # fmt: skip
+    net = tl.program_id(1).to(tl.int64)
+    x += net * size * channels * height * width
+    out += net * size * outputs * rows * columns
+    place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    filt = tl.program_id(2) * OUT + tl.arange(0, OUT)
+    image, pixel = place // (rows * columns), place % (rows * columns)
+    y0, x0 = pixel // columns * sy - py, pixel % columns * sx - px
+    there, known = place < size * rows * columns, filt < outputs
+    terms: tl.constexpr = channels * high * wide
+    total = tl.zeros((OUT, PLACES), tl.float32)
+    for first in range(0, terms, TERMS):
+        k = first + tl.arange(0, TERMS)
+        window = _windows(
+            x, image, y0, x0, k, there[None, :] & (k < terms)[:, None], channels, height, width, high, wide
+        )
+        own = weight + (net * outputs + filt)[:, None] * terms + k[None, :]
+        total = tl.dot(
+            tl.load(own, mask=known[:, None] & (k < terms)[None, :], other=0.0),
+            window,
+            total,
+            input_precision=precision,
+        )
+    if biased:
+        total += tl.load(bias + net * outputs + filt, mask=known, other=0.0)[:, None]
+    at = (image[None, :] * outputs + filt[:, None]) * (rows * columns) + pixel[None, :]
+    tl.store(out + at, total, mask=known[:, None] & there[None, :])
+
+
+@triton.jit
+def _by_weight(
+    x, slope, out, size: tl.constexpr, channels: tl.constexpr,
+    height: tl.constexpr, width: tl.constexpr, outputs: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+    high: tl.constexpr, wide: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, py: tl.constexpr, px: tl.constexpr,
+    each: tl.constexpr, precision: tl.constexpr, PLACES: tl.constexpr, OUT: tl.constexpr, TERMS: tl.constexpr,
+    FILTERS: tl.constexpr,
+):  # fmt: skip
+    net = tl.program_id(1).to(tl.int64)
+    x += net * size * channels * height * width
+    slope += net * size * outputs * rows * columns
+    k = tl.program_id(0) // FILTERS * TERMS + tl.arange(0, TERMS)
+    filt = tl.program_id(0) % FILTERS * OUT + tl.arange(0, OUT)
+    part = net * tl.num_programs(2) + tl.program_id(2)
+    terms: tl.constexpr = channels * high * wide
+    known = filt < outputs
+    begin = tl.program_id(2) * each
+    end = tl.minimum(begin + each, size * rows * columns)
+    total = tl.zeros((OUT, TERMS), tl.float32)
+    for first in range(begin, end, PLACES):
+        place = first + tl.arange(0, PLACES)
+        image, pixel = place // (rows * columns), place % (rows * columns)
+        y0, x0 = pixel // columns * sy - py, pixel % columns * sx - px
+        there = place < end
+        window = _windows(
+            x, image, y0, x0, k, there[None, :] & (k < terms)[:, None], channels, height, width, high, wide
+        )
+        at = (image[None, :] * outputs + filt[:, None]) * (rows * columns) + pixel[None, :]
+        error = tl.load(slope + at, mask=known[:, None] & there[None, :], other=0.0)
+        total = tl.dot(error, tl.trans(window), total, input_precision=precision)
+    at = (part * outputs + filt)[:, None] * terms + k[None, :]
+    tl.store(out + at, total, mask=known[:, None] & (k < terms)[None, :])
+
+
+@triton.jit
+def _by_x(
+    slope, weight, out, size: tl.constexpr, channels: tl.constexpr,
+    height: tl.constexpr, width: tl.constexpr, outputs: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+    high: tl.constexpr, wide: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, py: tl.constexpr, px: tl.constexpr,
+    precision: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr, TERMS: tl.constexpr,
+):  # fmt: skip
+    net = tl.program_id(1).to(tl.int64)
+    slope += net * size * outputs * rows * columns
+    weight += net * outputs * channels * high * wide
+    out += net * size * channels * height * width
+    place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    image, pixel = place // (height * width), place % (height * width)
+    y, across = pixel // width + py, pixel % width + px
+    there, known = place < size * height * width, channel < channels
+    terms: tl.constexpr = outputs * high * wide
+    total = tl.zeros((CHANNELS, PLACES), tl.float32)
+    for first in range(0, terms, TERMS):
+        k = first + tl.arange(0, TERMS)
+        filt, down, right = k // (high * wide), k % (high * wide) // wide, k % wide
+        ty, tx = y[None, :] - down[:, None], across[None, :] - right[:, None]
+        row, column = ty // sy, tx // sx
+        inside = there[None, :] & (k < terms)[:, None] & (ty >= 0) & (tx >= 0) & (row < rows) & (column < columns)
+        if sy > 1 or sx > 1:
+            inside = inside & (ty % sy == 0) & (tx % sx == 0)
+        at = ((image[None, :] * outputs + filt[:, None]) * rows + row) * columns + column
+        error = tl.load(slope + at, mask=inside, other=0.0)
+        own = weight + (filt[None, :] * channels + channel[:, None]) * (high * wide) + (k % (high * wide))[None, :]
+        total = tl.dot(
+            tl.load(own, mask=known[:, None] & (k < terms)[None, :], other=0.0), error, total, input_precision=precision
+        )
+    at = (image[None, :] * channels + channel[:, None]) * (height * width) + pixel[None, :]
+    tl.store(out + at, total, mask=known[:, None] & there[None, :])
+
+
+@triton.jit
+def _pool(
+    x,
+    out,
+    count,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    side: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = place < count
+    plane, pixel = place // (rows * columns), place % (rows * columns)
+    corner = x + plane * height * width + pixel // columns * side * width + pixel % columns * side
+    best = tl.load(corner, mask=there, other=0.0)
+    for k in tl.static_range(1, side * side):
+        value = tl.load(corner + k // side * width + k % side, mask=there, other=0.0)
+        best = tl.where((value > best) | (value != value), value, best)
+    tl.store(out + place, best, mask=there)
+
+
+@triton.jit
+def _unpool(
+    x,
+    slope,
+    out,
+    count,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    side: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = place < count
+    plane, y, across = place // (height * width), place % (height * width) // width, place % width
+    row, column = y // side, across // side
+    inside = there & (row < rows) & (column < columns)
+    corner = x + plane * height * width + row * side * width + column * side
+    best = tl.load(corner, mask=inside, other=0.0)
+    which = tl.zeros((BLOCK,), tl.int32)
+    for k in tl.static_range(1, side * side):
+        value = tl.load(corner + k // side * width + k % side, mask=inside, other=0.0)
+        better = (value > best) | (value != value)
+        best, which = tl.where(better, value, best), tl.where(better, k, which)
+    mine = inside & (which == y % side * side + across % side)
+    error = tl.load(slope + plane * rows * columns + row * columns + column, mask=mine, other=0.0)
+    tl.store(out + place, error, mask=there)
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+    nets, size, channels, height, width = x.shape
+    outputs, high, wide = weight.shape[1], *weight.shape[3:]
+    rows, columns = _reach(height, high, stride[0], padding[0]), _reach(width, wide, stride[1], padding[1])
+    out = x.new_empty(nets, size, outputs, rows, columns)
+    block = _block(outputs)
+    grid = (triton.cdiv(size * rows * columns, PIXELS), nets, triton.cdiv(outputs, block))
+    _forward[grid](
+        x.contiguous(), weight.contiguous(), x if bias is None else bias.contiguous(), out,
+        size, channels, height, width, outputs, rows, columns,
+        high, wide, *stride, *padding, bias is not None, _precision(), PIXELS, block, DEPTH,
+    )  # fmt: skip
+    return out
+
+
+def by_weight(x: Tensor, slope: Tensor, shape: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """The gradient of the filters; `shape` is that of one."""
+    nets, size, channels, height, width = x.shape
+    outputs, rows, columns = slope.shape[2:]
+    high, wide = shape
+    splits = min(SPLITS, size)
+    each = triton.cdiv(triton.cdiv(size * rows * columns, splits), PIXELS) * PIXELS
+    out = x.new_empty(nets, splits, outputs, channels, high, wide)
+    block = _block(outputs)
+    filters = triton.cdiv(outputs, block)
+    grid = (filters * triton.cdiv(channels * high * wide, DEPTH), nets, splits)
+    _by_weight[grid](
+        x.contiguous(), slope.contiguous(), out,
+        size, channels, height, width, outputs, rows, columns,
+        high, wide, *stride, *padding, each, _precision(), PIXELS, block, DEPTH, filters,
+    )  # fmt: skip
+    return out.sum(1)
+
+
+def by_x(slope: Tensor, weight: Tensor, shape: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """The gradient of the images; `shape` is theirs."""
+    nets, size, outputs, rows, columns = slope.shape
+    channels, high, wide = weight.shape[2:]
+    height, width = shape
+    out = slope.new_empty(nets, size, channels, height, width)
+    block = _block(channels)
+    grid = (triton.cdiv(size * height * width, PIXELS), nets, triton.cdiv(channels, block))
+    _by_x[grid](
+        slope.contiguous(), weight.contiguous(), out, size, channels, height, width, outputs, rows, columns,
+        high, wide, *stride, *padding, _precision(), PIXELS, block, DEPTH,
+    )  # fmt: skip
+    return out
+
+
+def pool(x: Tensor, side: int) -> Tensor:
+    """The largest of every `side` x `side` pixels; what is left over at the edges is dropped."""
+    x = x.contiguous()
+    height, width = x.shape[-2:]
+    out = x.new_empty(*x.shape[:-2], height // side, width // side)
+    block = 1024
+    grid = (triton.cdiv(out.numel(), block),)
+    _pool[grid](x, out, out.numel(), height, width, *out.shape[-2:], side, block)
+    return out
+
+
+def unpool(x: Tensor, slope: Tensor, side: int) -> Tensor:
+    """The gradient of `pool`: to the first of the largest."""
+    x, slope = x.contiguous(), slope.contiguous()
+    out, block = torch.empty_like(x), 1024
+    grid = (triton.cdiv(x.numel(), block),)
+    _unpool[grid](x, slope, out, x.numel(), *x.shape[-2:], *slope.shape[-2:], side, block)
+    return out
+
+
+def _reach(length: int, window: int, stride: int, padding: int) -> int:
+    return (length + 2 * padding - window) // stride + 1
+
+
+def _block(count: int) -> int:
+    """Matrix units take at least sixteen rows."""
+    return int(min(64, max(16, triton.next_power_of_2(count))))
+
+
+def _precision() -> Any:
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
