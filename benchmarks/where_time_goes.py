@@ -73,9 +73,8 @@ def study(rows: int, options: argparse.Namespace) -> None:
     )
     for name, microseconds in spent.most_common(options.top):
         each_step = calls[name] / options.steps
-        print(
-            f"  {100 * microseconds / total:5.1f} %  {microseconds / options.steps:7.1f} us  {each_step:5.1f} x  {name[:110]}"
-        )
+        share = f"{100 * microseconds / total:5.1f} %  {microseconds / options.steps:7.1f} us"
+        print(f"  {share}  {each_step:5.1f} x  {name[:110]}")
 
 
 if __name__ == "__main__":

@@ -26,14 +26,12 @@ def each(function: Any, *arrays: Tensor | None) -> Tensor:
 
 
 PLAIN = SimpleNamespace(
-    forward=lambda x, weight, bias, stride, padding: each(
-        lambda x, w, b: F.conv2d(x, w, b, stride, padding), x, weight, bias
+    forward=lambda x, weight, bias, stride: each(lambda x, w, b: F.conv2d(x, w, b, stride), x, weight, bias),
+    by_weight=lambda x, slope, shape, stride: each(
+        lambda x, s: torch.nn.grad.conv2d_weight(x, (s.shape[1], x.shape[1], *shape), s, stride), x, slope
     ),
-    by_weight=lambda x, slope, shape, stride, padding: each(
-        lambda x, s: torch.nn.grad.conv2d_weight(x, (s.shape[1], x.shape[1], *shape), s, stride, padding), x, slope
-    ),
-    by_x=lambda slope, weight, shape, stride, padding: each(
-        lambda s, w: torch.nn.grad.conv2d_input((len(s), w.shape[1], *shape), w, s, stride, padding), slope, weight
+    by_x=lambda slope, weight, shape, stride: each(
+        lambda s, w: torch.nn.grad.conv2d_input((len(s), w.shape[1], *shape), w, s, stride), slope, weight
     ),
     pool=lambda x, side: F.max_pool2d(x.flatten(0, -4), side).unflatten(0, x.shape[:-3]),
     unpool=lambda x, slope, side: unpool(x.flatten(0, -4), slope.flatten(0, -4), side).view_as(x),

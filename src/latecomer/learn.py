@@ -44,11 +44,11 @@ class SGD:
         if self.clip:
             direction = direction * clip_factor(direction, self.clip)
         if self.weight_decay:
-            direction = direction + self.weight_decay * weights
+            direction = torch.add(direction, weights, alpha=self.weight_decay)  # one pass over the weights, not two
         if self.momentum:
-            direction = self.momentum * velocity + direction
+            direction = torch.add(direction, velocity, alpha=self.momentum)
             velocity = torch.where(moving, direction, velocity)
-        return torch.where(moving, weights - self.lr * direction, weights), velocity
+        return torch.where(moving, torch.sub(weights, direction, alpha=self.lr), weights), velocity
 
 
 def slope_of(loss: Loss, like: Tree) -> Callable[[Tensor, Batch], Tensor]:

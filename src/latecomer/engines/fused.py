@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Pair = tuple[int, int]
@@ -25,8 +26,10 @@ def kernels() -> Any:
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """A convolution of [size, channels, height, width], whose hidden dimensions of `vmap` become rows of one kernel."""
+    if padding != (0, 0):
+        x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
     row = None if bias is None else bias[None]
-    out: Tensor = _Convolve.apply(x[None], weight[None], row, stride, padding)[0]  # type: ignore[no-untyped-call]
+    out: Tensor = _Convolve.apply(x[None], weight[None], row, stride)[0]  # type: ignore[no-untyped-call]
     return out
 
 
@@ -53,61 +56,58 @@ class _Rows(torch.autograd.Function):
 
 class _Convolve(_Rows):
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-        out: Tensor = kernels().forward(x, weight, bias, stride, padding)
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
+        out: Tensor = kernels().forward(x, weight, bias, stride)
         return out
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _, ctx.stride, ctx.padding = inputs
+        x, weight, _, ctx.stride = inputs
         ctx.save_for_backward(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        how = ctx.stride, ctx.padding
-        by_x = _ByX.apply(slope, weight, tuple(x.shape[-2:]), *how) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
-        by_weight = _ByWeight.apply(x, slope, tuple(weight.shape[-2:]), *how) if ctx.needs_input_grad[1] else None  # type: ignore[no-untyped-call]
+        by_x = _ByX.apply(slope, weight, tuple(x.shape[-2:]), ctx.stride) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
+        by_weight = _ByWeight.apply(x, slope, tuple(weight.shape[-2:]), ctx.stride) if ctx.needs_input_grad[1] else None  # type: ignore[no-untyped-call]
         by_bias = slope.sum((1, 3, 4)) if ctx.needs_input_grad[2] else None
-        return by_x, by_weight, by_bias, None, None
+        return by_x, by_weight, by_bias, None
 
 
 class _ByWeight(_Rows):
     @staticmethod
-    def forward(x: Tensor, slope: Tensor, shape: Pair, stride: Pair, padding: Pair) -> Tensor:
-        out: Tensor = kernels().by_weight(x, slope, shape, stride, padding)
+    def forward(x: Tensor, slope: Tensor, shape: Pair, stride: Pair) -> Tensor:
+        out: Tensor = kernels().by_weight(x, slope, shape, stride)
         return out
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, slope, _, ctx.stride, ctx.padding = inputs
+        x, slope, _, ctx.stride = inputs
         ctx.save_for_backward(x, slope)
 
     @staticmethod
-    def backward(ctx: Any, weight: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, weight: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, slope = ctx.saved_tensors
-        how = ctx.stride, ctx.padding
-        by_x = _ByX.apply(slope, weight, tuple(x.shape[-2:]), *how)  # type: ignore[no-untyped-call]
-        return by_x, _Convolve.apply(x, weight, None, *how), None, None, None  # type: ignore[no-untyped-call]
+        by_x = _ByX.apply(slope, weight, tuple(x.shape[-2:]), ctx.stride)  # type: ignore[no-untyped-call]
+        return by_x, _Convolve.apply(x, weight, None, ctx.stride), None, None  # type: ignore[no-untyped-call]
 
 
 class _ByX(_Rows):
     @staticmethod
-    def forward(slope: Tensor, weight: Tensor, shape: Pair, stride: Pair, padding: Pair) -> Tensor:
-        out: Tensor = kernels().by_x(slope, weight, shape, stride, padding)
+    def forward(slope: Tensor, weight: Tensor, shape: Pair, stride: Pair) -> Tensor:
+        out: Tensor = kernels().by_x(slope, weight, shape, stride)
         return out
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        slope, weight, _, ctx.stride, ctx.padding = inputs
+        slope, weight, _, ctx.stride = inputs
         ctx.save_for_backward(slope, weight)
 
     @staticmethod
-    def backward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor, None, None]:
         slope, weight = ctx.saved_tensors
-        how = ctx.stride, ctx.padding
-        by_weight = _ByWeight.apply(x, slope, tuple(weight.shape[-2:]), *how)  # type: ignore[no-untyped-call]
-        return _Convolve.apply(x, weight, None, *how), by_weight, None, None, None  # type: ignore[no-untyped-call]
+        by_weight = _ByWeight.apply(x, slope, tuple(weight.shape[-2:]), ctx.stride)  # type: ignore[no-untyped-call]
+        return _Convolve.apply(x, weight, None, ctx.stride), by_weight, None, None  # type: ignore[no-untyped-call]
 
 
 class _Pool(_Rows):

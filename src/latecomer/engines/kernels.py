@@ -1,8 +1,9 @@
 """Triton kernels for the convolutions and poolings of many small networks, one network a row.
 
 Every array has a leading dimension of rows: images [rows, size, channels, height, width], filters [rows, outputs,
-channels, high, wide]. A kernel gathers the windows as it multiplies, so nothing is laid out in memory first. Sums over
-images are made in a fixed order: the same numbers give the same bits.
+channels, high, wide]. A kernel gathers the windows as it multiplies, so nothing is laid out in memory first, and the
+address of a term is the sum of one number for its place and one for where in the window it lies. Sums over images are
+made in a fixed order: the same numbers give the same bits.
 """
 
 from __future__ import annotations
@@ -16,37 +17,15 @@ from torch import Tensor
 
 Pair = tuple[int, int]
 
-PIXELS, DEPTH = 64, 32  # of a tile: places of an image, and terms of a sum at a time
+PLACES, TERMS = 64, 16  # of a tile: places of an image, and terms of a sum at a time
 SPLITS = 8  # parts that a sum over all places of all images is made in
-
-
-@triton.jit
-def _windows(
-    x,
-    image,
-    y0,
-    x0,
-    k,
-    valid,
-    channels: tl.constexpr,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    high: tl.constexpr,
-    wide: tl.constexpr,
-):
-    """The terms k (channel, row, column of the window) at places whose window begins at (y0, x0): [terms, places]."""
-    channel, down, right = k // (high * wide), k % (high * wide) // wide, k % wide
-    y, across = y0[None, :] + down[:, None], x0[None, :] + right[:, None]
-    inside = valid & (y >= 0) & (y < height) & (across >= 0) & (across < width)
-    at = ((image[None, :] * channels + channel[:, None]) * height + y) * width + across
-    return tl.load(x + at, mask=inside, other=0.0)
 
 
 @triton.jit
 def _forward(
     x, weight, bias, out, size: tl.constexpr, channels: tl.constexpr,
     height: tl.constexpr, width: tl.constexpr, outputs: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
-    high: tl.constexpr, wide: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, py: tl.constexpr, px: tl.constexpr,
+    high: tl.constexpr, wide: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr,
     biased: tl.constexpr, precision: tl.constexpr, PLACES: tl.constexpr, OUT: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
     net = tl.program_id(1).to(tl.int64)
@@ -55,33 +34,28 @@ def _forward(
     place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
     filt = tl.program_id(2) * OUT + tl.arange(0, OUT)
     image, pixel = place // (rows * columns), place % (rows * columns)
-    y0, x0 = pixel // columns * sy - py, pixel % columns * sx - px
+    corner = image * (channels * height * width) + pixel // columns * (sy * width) + pixel % columns * sx
     there, known = place < size * rows * columns, filt < outputs
     terms: tl.constexpr = channels * high * wide
     total = tl.zeros((OUT, PLACES), tl.float32)
     for first in range(0, terms, TERMS):
         k = first + tl.arange(0, TERMS)
-        window = _windows(
-            x, image, y0, x0, k, there[None, :] & (k < terms)[:, None], channels, height, width, high, wide
-        )
+        within = k // (high * wide) * (height * width) + k % (high * wide) // wide * width + k % wide
+        window = tl.load(x + within[:, None] + corner[None, :], mask=(k < terms)[:, None] & there[None, :], other=0.0)
         own = weight + (net * outputs + filt)[:, None] * terms + k[None, :]
-        total = tl.dot(
-            tl.load(own, mask=known[:, None] & (k < terms)[None, :], other=0.0),
-            window,
-            total,
-            input_precision=precision,
-        )
+        own = tl.load(own, mask=known[:, None] & (k < terms)[None, :], other=0.0)
+        total = tl.dot(own, window, total, input_precision=precision)
     if biased:
         total += tl.load(bias + net * outputs + filt, mask=known, other=0.0)[:, None]
-    at = (image[None, :] * outputs + filt[:, None]) * (rows * columns) + pixel[None, :]
-    tl.store(out + at, total, mask=known[:, None] & there[None, :])
+    at = image * (outputs * rows * columns) + pixel
+    tl.store(out + filt[:, None] * (rows * columns) + at[None, :], total, mask=known[:, None] & there[None, :])
 
 
 @triton.jit
 def _by_weight(
     x, slope, out, size: tl.constexpr, channels: tl.constexpr,
     height: tl.constexpr, width: tl.constexpr, outputs: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
-    high: tl.constexpr, wide: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, py: tl.constexpr, px: tl.constexpr,
+    high: tl.constexpr, wide: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr,
     each: tl.constexpr, precision: tl.constexpr, PLACES: tl.constexpr, OUT: tl.constexpr, TERMS: tl.constexpr,
     FILTERS: tl.constexpr,
 ):  # fmt: skip
@@ -90,61 +64,26 @@ def _by_weight(
     slope += net * size * outputs * rows * columns
     k = tl.program_id(0) // FILTERS * TERMS + tl.arange(0, TERMS)
     filt = tl.program_id(0) % FILTERS * OUT + tl.arange(0, OUT)
-    part = net * tl.num_programs(2) + tl.program_id(2)
     terms: tl.constexpr = channels * high * wide
     known = filt < outputs
+    within = k // (high * wide) * (height * width) + k % (high * wide) // wide * width + k % wide
     begin = tl.program_id(2) * each
     end = tl.minimum(begin + each, size * rows * columns)
     total = tl.zeros((OUT, TERMS), tl.float32)
     for first in range(begin, end, PLACES):
         place = first + tl.arange(0, PLACES)
         image, pixel = place // (rows * columns), place % (rows * columns)
-        y0, x0 = pixel // columns * sy - py, pixel % columns * sx - px
+        corner = image * (channels * height * width) + pixel // columns * (sy * width) + pixel % columns * sx
         there = place < end
-        window = _windows(
-            x, image, y0, x0, k, there[None, :] & (k < terms)[:, None], channels, height, width, high, wide
+        window = tl.load(x + within[:, None] + corner[None, :], mask=(k < terms)[:, None] & there[None, :], other=0.0)
+        at = image * (outputs * rows * columns) + pixel
+        error = tl.load(
+            slope + filt[:, None] * (rows * columns) + at[None, :], mask=known[:, None] & there[None, :], other=0.0
         )
-        at = (image[None, :] * outputs + filt[:, None]) * (rows * columns) + pixel[None, :]
-        error = tl.load(slope + at, mask=known[:, None] & there[None, :], other=0.0)
         total = tl.dot(error, tl.trans(window), total, input_precision=precision)
+    part = net * tl.num_programs(2) + tl.program_id(2)
     at = (part * outputs + filt)[:, None] * terms + k[None, :]
     tl.store(out + at, total, mask=known[:, None] & (k < terms)[None, :])
-
-
-@triton.jit
-def _by_x(
-    slope, weight, out, size: tl.constexpr, channels: tl.constexpr,
-    height: tl.constexpr, width: tl.constexpr, outputs: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
-    high: tl.constexpr, wide: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, py: tl.constexpr, px: tl.constexpr,
-    precision: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr, TERMS: tl.constexpr,
-):  # fmt: skip
-    net = tl.program_id(1).to(tl.int64)
-    slope += net * size * outputs * rows * columns
-    weight += net * outputs * channels * high * wide
-    out += net * size * channels * height * width
-    place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
-    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    image, pixel = place // (height * width), place % (height * width)
-    y, across = pixel // width + py, pixel % width + px
-    there, known = place < size * height * width, channel < channels
-    terms: tl.constexpr = outputs * high * wide
-    total = tl.zeros((CHANNELS, PLACES), tl.float32)
-    for first in range(0, terms, TERMS):
-        k = first + tl.arange(0, TERMS)
-        filt, down, right = k // (high * wide), k % (high * wide) // wide, k % wide
-        ty, tx = y[None, :] - down[:, None], across[None, :] - right[:, None]
-        row, column = ty // sy, tx // sx
-        inside = there[None, :] & (k < terms)[:, None] & (ty >= 0) & (tx >= 0) & (row < rows) & (column < columns)
-        if sy > 1 or sx > 1:
-            inside = inside & (ty % sy == 0) & (tx % sx == 0)
-        at = ((image[None, :] * outputs + filt[:, None]) * rows + row) * columns + column
-        error = tl.load(slope + at, mask=inside, other=0.0)
-        own = weight + (filt[None, :] * channels + channel[:, None]) * (high * wide) + (k % (high * wide))[None, :]
-        total = tl.dot(
-            tl.load(own, mask=known[:, None] & (k < terms)[None, :], other=0.0), error, total, input_precision=precision
-        )
-    at = (image[None, :] * channels + channel[:, None]) * (height * width) + pixel[None, :]
-    tl.store(out + at, total, mask=known[:, None] & there[None, :])
 
 
 @triton.jit
@@ -200,53 +139,48 @@ def _unpool(
     tl.store(out + place, error, mask=there)
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
     nets, size, channels, height, width = x.shape
     outputs, high, wide = weight.shape[1], *weight.shape[3:]
-    rows, columns = _reach(height, high, stride[0], padding[0]), _reach(width, wide, stride[1], padding[1])
+    rows, columns = (height - high) // stride[0] + 1, (width - wide) // stride[1] + 1
     out = x.new_empty(nets, size, outputs, rows, columns)
     block = _block(outputs)
-    grid = (triton.cdiv(size * rows * columns, PIXELS), nets, triton.cdiv(outputs, block))
+    grid = (triton.cdiv(size * rows * columns, PLACES), nets, triton.cdiv(outputs, block))
     _forward[grid](
         x.contiguous(), weight.contiguous(), x if bias is None else bias.contiguous(), out,
         size, channels, height, width, outputs, rows, columns,
-        high, wide, *stride, *padding, bias is not None, _precision(), PIXELS, block, DEPTH,
+        high, wide, *stride, bias is not None, _precision(), PLACES, block, TERMS,
     )  # fmt: skip
     return out
 
 
-def by_weight(x: Tensor, slope: Tensor, shape: Pair, stride: Pair, padding: Pair) -> Tensor:
+def by_weight(x: Tensor, slope: Tensor, shape: Pair, stride: Pair) -> Tensor:
     """The gradient of the filters; `shape` is that of one."""
     nets, size, channels, height, width = x.shape
     outputs, rows, columns = slope.shape[2:]
     high, wide = shape
     splits = min(SPLITS, size)
-    each = triton.cdiv(triton.cdiv(size * rows * columns, splits), PIXELS) * PIXELS
+    each = triton.cdiv(triton.cdiv(size * rows * columns, splits), PLACES) * PLACES
     out = x.new_empty(nets, splits, outputs, channels, high, wide)
     block = _block(outputs)
     filters = triton.cdiv(outputs, block)
-    grid = (filters * triton.cdiv(channels * high * wide, DEPTH), nets, splits)
+    grid = (filters * triton.cdiv(channels * high * wide, TERMS), nets, splits)
     _by_weight[grid](
         x.contiguous(), slope.contiguous(), out,
         size, channels, height, width, outputs, rows, columns,
-        high, wide, *stride, *padding, each, _precision(), PIXELS, block, DEPTH, filters,
+        high, wide, *stride, each, _precision(), PLACES, block, TERMS, filters,
     )  # fmt: skip
     return out.sum(1)
 
 
-def by_x(slope: Tensor, weight: Tensor, shape: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """The gradient of the images; `shape` is theirs."""
-    nets, size, outputs, rows, columns = slope.shape
-    channels, high, wide = weight.shape[2:]
-    height, width = shape
-    out = slope.new_empty(nets, size, channels, height, width)
-    block = _block(channels)
-    grid = (triton.cdiv(size * height * width, PIXELS), nets, triton.cdiv(channels, block))
-    _by_x[grid](
-        slope.contiguous(), weight.contiguous(), out, size, channels, height, width, outputs, rows, columns,
-        high, wide, *stride, *padding, _precision(), PIXELS, block, DEPTH,
-    )  # fmt: skip
-    return out
+def by_x(slope: Tensor, weight: Tensor, shape: Pair, stride: Pair) -> Tensor:
+    """The gradient of the images, whose `shape` it has: a convolution of the slope, spread out and framed by zeros."""
+    high, wide = weight.shape[-2:]
+    framed = slope.new_zeros(*slope.shape[:3], shape[0] + high - 1, shape[1] + wide - 1)
+    rows, columns = slope.shape[-2:]
+    ends = high - 1 + (rows - 1) * stride[0] + 1, wide - 1 + (columns - 1) * stride[1] + 1
+    framed[..., high - 1 : ends[0] : stride[0], wide - 1 : ends[1] : stride[1]] = slope
+    return forward(framed, weight.flip(-2, -1).transpose(1, 2), None, (1, 1))
 
 
 def pool(x: Tensor, side: int) -> Tensor:
