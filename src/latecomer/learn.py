@@ -99,8 +99,10 @@ def proximal(loss: Loss, anchor: Tree, strength: float | Tensor) -> Loss:
 
 def clip_factor(vector: Tensor, limit: float) -> Tensor:
     """What to multiply a gradient with so that its norm does not exceed the limit."""
-    factor: Tensor = limit / (torch.linalg.vector_norm(vector) + 1e-6)
-    return factor.clamp(max=1.0)
+    norm: Tensor = torch.linalg.vector_norm(
+        vector, keepdim=True
+    )  # one number, but not a scalar: those cost more under vmap
+    return ((norm + 1e-6).reciprocal() * limit).clamp(max=1.0)
 
 
 def pullback(function: Callable[..., Any], *inputs: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:

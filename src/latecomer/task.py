@@ -18,16 +18,21 @@ class Batch:
     x: Tensor  # [size, ...]
     y: Tensor  # [size]; -1 where the label is unknown
     real: Tensor  # [size]; True for an example, False for padding
+    weight: Tensor = None  # type: ignore[assignment]  # [size]; 1 for every example with a label, 0 for the rest
 
-    @property
-    def weight(self) -> Tensor:
-        """1 for every example with a label, 0 for the rest."""
-        return (self.real & (self.y >= 0)).float()
+    def __post_init__(self) -> None:
+        if self.weight is None:
+            object.__setattr__(self, "weight", labelled(self.y, self.real))
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of one row an example over the real examples."""
         real = self.real.to(values.dtype)
         return (values * real[:, None]).sum(0) / real.sum().clamp(min=1)
+
+
+def labelled(y: Tensor, real: Tensor) -> Tensor:
+    """What the examples of a batch weigh."""
+    return (real & (y >= 0)).float()
 
 
 class Batches(Protocol):

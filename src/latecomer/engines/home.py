@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..data.federation import SPLITS, Federation, turns
 from ..data.shuffle import mix, purpose, shuffled
-from ..task import Batch
+from ..task import Batch, labelled
 from ..tree import Tree
 
 SEED, CLIENT, LABELLED, ANGLE, WEIGHT = range(5)
@@ -60,19 +60,20 @@ class Homes:
             columns += [start[ids] + self.base[split][run], start[ids + 1] - start[ids]]
         return torch.stack(columns, -1)
 
-    def take(self, place: Tensor, card: Tensor, split: str) -> tuple[Tensor, Tensor]:
-        """The examples at the given places of a client's rows, ready for a model."""
+    def find(self, place: Tensor, card: Tensor, split: str) -> tuple[Tensor, Tensor]:
+        """Which examples lie at the given places of a client's rows, and their labels, as far as it may know them."""
         last = max(len(self.index[split]) - 1, 0)  # where a client with nothing here would point past the end
         rows = self.index[split][(card[START[split]] + place).clamp(max=last)].long()
-        x, y = self.x[rows], self.y[rows]
-        x = self._pixels(x, card) if self.images else x.to(self.dtype)
-        if split != "test":
-            y = torch.where(
-                card[LABELLED] > 0, y, -1
-            )  # the experimenter's test labels score; they are never trained on
-        return x, y
+        y = self.y[rows]
+        if split != "test":  # the experimenter's test labels score; they are never trained on
+            y = torch.where(card[LABELLED] > 0, y, -1)
+        return rows, y
 
-    def _pixels(self, x: Tensor, card: Tensor) -> Tensor:
+    def take(self, rows: Tensor, card: Tensor) -> Tensor:
+        """The examples, ready for a model."""
+        x = self.x[rows]
+        if not self.images:
+            return x.to(self.dtype)
         if self.channels_last:
             x = x.movedim(-1, -3)
         x = x.to(self.dtype)
@@ -106,12 +107,15 @@ class PackedHome:
     def all(self, split: str = "train") -> Batch:
         place = torch.arange(self._homes.largest[split], device=self._card.device)
         count = self._card[SIZE[split]]
-        x, y = self._homes.take(_within(place, count), self._card, split)
-        return Batch(x, y, place < count)
+        rows, y = self._homes.find(_within(place, count), self._card, split)
+        return Batch(self._homes.take(rows, self._card), y, place < count)
 
 
 class DrawnBatches:
-    """Shuffled passes over a client's training data; the last batch of a pass is padded."""
+    """Shuffled passes over a client's training data; the last batch of a pass is padded.
+
+    All that is small is worked out for all batches at once: on a GPU, what counts is the number of operations.
+    """
 
     def __init__(self, home: PackedHome, steps: int, size: int, name: str, passes: int | None) -> None:
         self.home, self.steps = home, steps
@@ -123,15 +127,17 @@ class DrawnBatches:
         place = (step % per_pass)[:, None] * size + torch.arange(size, device=device)  # [steps, size]
         self.real = place < count if passes is None else (place < count) & (turn < passes)[:, None]
         key = mix(card[SEED], home._round, card[CLIENT], purpose(name), turn)[:, None]
-        self.place = shuffled(_within(place, count), count.clamp(min=1), key)
+        place = shuffled(_within(place, count), count.clamp(min=1), key)
+        self.rows, self.y = home._homes.find(place, card, "train")  # [steps, size]
+        self.weight = labelled(self.y, self.real)
 
     def __len__(self) -> int:
         return self.steps
 
     def __iter__(self) -> Iterator[Batch]:
         for k in range(self.steps):
-            x, y = self.home._homes.take(self.place[k], self.home._card, "train")
-            yield Batch(x, y, self.real[k])
+            x = self.home._homes.take(self.rows[k], self.home._card)
+            yield Batch(x, self.y[k], self.real[k], self.weight[k])
 
 
 def _within(place: Tensor, count: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ SPLITS = 8  # parts that a sum over all places of all images is made in
 
 @triton.jit
 def _forward(
-    x, weight, bias, out, size: tl.constexpr, channels: tl.constexpr,
+    x, weight, bias, out, weight_row, bias_row, size: tl.constexpr, channels: tl.constexpr,
     height: tl.constexpr, width: tl.constexpr, outputs: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
     high: tl.constexpr, wide: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr,
     biased: tl.constexpr, precision: tl.constexpr, PLACES: tl.constexpr, OUT: tl.constexpr, TERMS: tl.constexpr,
@@ -42,11 +42,11 @@ def _forward(
         k = first + tl.arange(0, TERMS)
         within = k // (high * wide) * (height * width) + k % (high * wide) // wide * width + k % wide
         window = tl.load(x + within[:, None] + corner[None, :], mask=(k < terms)[:, None] & there[None, :], other=0.0)
-        own = weight + (net * outputs + filt)[:, None] * terms + k[None, :]
+        own = weight + net * weight_row + filt[:, None] * terms + k[None, :]
         own = tl.load(own, mask=known[:, None] & (k < terms)[None, :], other=0.0)
         total = tl.dot(own, window, total, input_precision=precision)
     if biased:
-        total += tl.load(bias + net * outputs + filt, mask=known, other=0.0)[:, None]
+        total += tl.load(bias + net * bias_row + filt, mask=known, other=0.0)[:, None]
     at = image * (outputs * rows * columns) + pixel
     tl.store(out + filt[:, None] * (rows * columns) + at[None, :], total, mask=known[:, None] & there[None, :])
 
@@ -146,8 +146,10 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Ten
     out = x.new_empty(nets, size, outputs, rows, columns)
     block = _block(outputs)
     grid = (triton.cdiv(size * rows * columns, PLACES), nets, triton.cdiv(outputs, block))
+    weight, own_bias = _rows_apart(weight), None if bias is None else _rows_apart(bias)
     _forward[grid](
-        x.contiguous(), weight.contiguous(), x if bias is None else bias.contiguous(), out,
+        x.contiguous(), weight, x if own_bias is None else own_bias, out,
+        weight.stride(0), 0 if own_bias is None else own_bias.stride(0),
         size, channels, height, width, outputs, rows, columns,
         high, wide, *stride, bias is not None, _precision(), PLACES, block, TERMS,
     )  # fmt: skip
@@ -205,6 +207,11 @@ def unpool(x: Tensor, slope: Tensor, side: int) -> Tensor:
 
 def _reach(length: int, window: int, stride: int, padding: int) -> int:
     return (length + 2 * padding - window) // stride + 1
+
+
+def _rows_apart(rows: Tensor) -> Tensor:
+    """Rows may lie apart, as slices of a longer row do, but each must lie in one piece."""
+    return rows if rows[0].is_contiguous() else rows.contiguous()
 
 
 def _block(count: int) -> int:
