@@ -9,7 +9,7 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
@@ -128,8 +128,9 @@ def make_task(federation: Federation, model: Callable[[tuple[int, ...], int], to
 
 def _settings_only(kind: type[Method]) -> type[Any]:
     """A plain dataclass with a method's settings and nothing else, to check them before there is any data."""
+    hints = get_type_hints(kind)  # resolved here, as each class of its line may have names of its own module
     fields = [
-        (name, f.type, dataclasses.field(default=f.default, metadata=f.metadata))
+        (name, hints[name], dataclasses.field(default=f.default, metadata=f.metadata))
         for name, f in settings_of(kind).items()
     ]
     made = dataclasses.make_dataclass(kind.__name__, fields)

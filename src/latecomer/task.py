@@ -89,7 +89,11 @@ class Task:
     def widened(self, outputs: int) -> Net:
         """The model's architecture with another number of outputs: its last layer is replaced."""
         net = self.model.widened(outputs)
-        shape = net.skeleton(self.blank(2, "meta")).shape
+        try:
+            shape = net.skeleton(self.blank(2, "meta")).shape
+        except RuntimeError as error:
+            first = str(error).strip().split("\n")[0].rstrip(".")
+            raise ModelError(f"The model cannot have {outputs} outputs in place of its own: {first}.") from error
         if shape != (2, outputs):
             raise ModelError(
                 f"The model with {outputs} outputs returns shape {tuple(shape)} for 2 examples; "

@@ -67,9 +67,11 @@ class Kronecker:
     @staticmethod
     def draw(weights: int, size: int, generator: torch.Generator) -> Kronecker:
         columns, tails = (math.isqrt(count - 1) + 1 for count in (weights, size))  # square roots, rounded up
+        whole, rest = divmod(weights, columns)  # rows of A V B^T that are kept as a whole, and what is kept of the next
+        if whole * tails + min(rest, tails) < size:  # the cut would take a direction from so large a subspace
+            tails = columns
         rows, heads = -(-weights // columns), -(-size // tails)
         left, right = (torch.randn(*shape, generator=generator) for shape in ((rows, heads), (columns, tails)))
-        whole, rest = divmod(weights, columns)  # rows of P v that are kept as a whole, and what is kept of the next
         squares = torch.outer(left[:whole].double().square().sum(0), right.double().square().sum(0))
         if rest:
             squares += torch.outer(left[whole].double().square(), right[:rest].double().square().sum(0))
