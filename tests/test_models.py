@@ -192,7 +192,9 @@ class Branched(nn.Module):
         (lambda: nn.Linear(64, 10), {"weight": (256, 64), "bias": (256,)}),
     ],
 )
-def test_a_widened_model_differs_in_its_last_layer_only(build: Callable[[], nn.Module], head: dict[str, object]) -> None:
+def test_a_widened_model_differs_in_its_last_layer_only(
+    build: Callable[[], nn.Module], head: dict[str, object]
+) -> None:
     shape = (64,) if isinstance(build(), nn.Linear) else (1, 28, 28) if isinstance(build(), LeNet) else SHAPE
     plain = task(build, shape)
     wide = plain.widened(256)

@@ -14,7 +14,7 @@ import toys
 from latecomer import tree
 from latecomer.errors import SettingError
 from latecomer.nets.net import Net
-from latecomer.nets.subspace import Dense, Kronecker, Subspace, expansion
+from latecomer.nets.subspace import Dense, Kronecker, Subspace
 
 RESNET18 = 11_173_962  # weights, for ten classes
 

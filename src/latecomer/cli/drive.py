@@ -54,7 +54,7 @@ def stopping(run: Run) -> Iterator[None]:
 def summarise(run: Run, result: Mapping[str, Any]) -> None:
     first, seeds = run.training.federations[0], result["seeds"]
     counts = {"members": first.members, "validators": first.validators, "latecomers": len(first) - first.first_late}
-    clients = " and ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    clients = " and ".join(", ".join(f"{count} {kind}" for kind, count in counts.items() if count).rsplit(", ", 1))
     screen.out(f"{result['method']} on {result['data']}: {clients}, {result['rounds']} rounds, {plural(seeds, 'seed')}")
     screen.out(scores(result))
     sent = result["bytes_per_client_round"]

@@ -145,6 +145,7 @@ class Federation:
         counts = torch.bincount(y[y >= 0], minlength=self.examples.classes)
         return {
             "seen": client < self.members,
+            "role": "member" if client < self.members else "validator" if client < self.first_late else "latecomer",
             "labelled": bool(self.labelled[client]),
             "rotation": int(self.rotation[client]),
             **{f"{split}_examples": len(self.rows(split)[client]) for split in SPLITS},
