@@ -37,6 +37,7 @@ def test_validators_are_counted_among_those_that_stay() -> None:
     federation = build(train=rows, test=[[5], [5], [5], [], [5]], members=2, validators=2)
     assert (len(federation), federation.members, federation.validators, federation.first_late) == (3, 2, 0, 2)
     federation = build(train=rows, test=[[], [], [], [], [5]], members=2, validators=2, untested=True)
+    assert [federation.traits(k)["role"] for k in range(4)] == ["member", "member", "validator", "latecomer"]
     assert (len(federation), federation.members, federation.validators, federation.first_late) == (4, 2, 1, 3)
     assert not federation.held_out(3)
     assert federation.held_out(4)
@@ -94,6 +95,7 @@ def test_traits_say_what_a_client_has() -> None:
     federation = build(members=1, rotation=[0, 90], labelled=[True, False])
     assert federation.traits(1) == {
         "seen": False,
+        "role": "latecomer",
         "labelled": False,
         "rotation": 90,
         "train_examples": 1,

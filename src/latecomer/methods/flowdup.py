@@ -29,7 +29,7 @@ class FLowDUP(InSubspace):
     batch: int = setting(50, "examples a batch (B); one half generates a model, the other scores it", low=2)
     clip: float = setting(1.0, "largest gradient norm in local training; 0: no limit", low=0)
     loss: Literal["mean", "sum"] = setting("mean", "over the scored half of a batch: the mean loss, or (paper) the sum")
-    lambda_reg: float = setting(1e-3, "strength of the pull on a client's place to psi_r (lambda)", low=0)
+    lambda_reg: float = setting(1e-4, "strength of the pull on a client's place to psi_r (lambda)", low=0)
     learned_regulariser: bool = setting(True, "psi_r is learned; else it is 0 (equation 31)")
     embedding: int = setting(256, "outputs of h1, which is the client model with another last layer", low=1)
     hidden: int = setting(256, "width of the hidden layer of h2", low=1)
