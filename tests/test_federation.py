@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,24 @@ def test_rows_point_into_one_tensor() -> None:
     assert [federation.val[k].tolist() for k in range(2)] == [[5], []]
     assert federation.examples.classes == 3
     assert federation.largest("train") == 2
+
+
+def test_validators_are_counted_among_those_that_stay() -> None:
+    rows = [[0], [1], [], [3], [4]]
+    federation = build(train=rows, test=[[5], [5], [5], [], [5]], members=2, validators=2)
+    assert (len(federation), federation.members, federation.validators, federation.first_late) == (3, 2, 0, 2)
+    federation = build(train=rows, test=[[], [], [], [], [5]], members=2, validators=2, untested=True)
+    assert [federation.traits(k)["role"] for k in range(4)] == ["member", "member", "validator", "latecomer"]
+    assert (len(federation), federation.members, federation.validators, federation.first_late) == (4, 2, 1, 3)
+    assert not federation.held_out(3)
+    assert federation.held_out(4)
+    assert len(build(train=rows, test=[[5]] * 4 + [[]], members=2, validators=2, untested=True)) == 3, "latecomers test"
+
+
+@pytest.mark.parametrize("validators", [-1, 2])
+def test_more_validators_than_clients_beside_the_members(validators: int) -> None:
+    with pytest.raises(DataError, match=f"Of 2 clients 1 train; {validators} cannot be validators"):
+        replace(build(members=1), validators=validators)
 
 
 def test_images_are_not_copied() -> None:
@@ -76,6 +95,7 @@ def test_traits_say_what_a_client_has() -> None:
     federation = build(members=1, rotation=[0, 90], labelled=[True, False])
     assert federation.traits(1) == {
         "seen": False,
+        "role": "latecomer",
         "labelled": False,
         "rotation": 90,
         "train_examples": 1,

@@ -138,3 +138,26 @@ def test_a_slope_is_the_gradient_end_to_end() -> None:
     (batch,) = batches(1)
     by_tree = torch.func.grad(TASK.loss)(START, batch)
     assert torch.equal(learn.slope_of(TASK.loss, START)(tree.ravel(START), batch), tree.ravel(by_tree, like=START))
+
+
+def test_a_loss_may_learn_from_examples_without_labels_but_not_from_padding() -> None:
+    def to_zero(params: Any, batch: Batch) -> Tensor:
+        return torch.stack([leaf.square().sum() for leaf in tree.leaves(params)]).sum() / 2
+
+    optimiser = learn.SGD(0.1, momentum=0.9, weight_decay=0.1)
+    once = optimiser(to_zero, START, [unlabelled()], learn.inhabited)
+    assert toys.gap(once, tree.scale(START, 1 - 0.1 * 1.1)) < 1e-12
+    assert toys.same(optimiser(to_zero, START, [unlabelled(), padding()], learn.inhabited), once)
+    assert toys.same(optimiser(to_zero, START, [unlabelled()]), START)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 6])
+def test_halves_of_a_batch(size: int) -> None:
+    for count in range(size + 1):
+        x = torch.arange(1.0, size + 1)[:, None]
+        first, second = Batch(x, x[:, 0].long(), torch.arange(size) < count).halves()
+        assert len(first.real) == len(second.real) == (size + 1) // 2
+        assert first.x[first.real, 0].tolist() == list(range(1, 1 + (count + 1) // 2))
+        assert second.y[second.real].tolist() == list(range(1 + (count + 1) // 2, count + 1))
+    everything = vmap(lambda real: Batch(x, x[:, 0].long(), real).halves()[1].real)(torch.ones(3, size) > 0)
+    assert everything.sum().item() == 3 * (size // 2)

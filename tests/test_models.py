@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from latecomer.errors import DataError, ModelError, UnknownName
 from latecomer.nets.check import check
-from latecomer.nets.models import CNN, MLP, LeNet, builder
+from latecomer.nets.models import CNN, CNN64, MLP, LeNet, builder
 from latecomer.nets.net import Net
 from latecomer.task import Task
 
@@ -36,9 +36,10 @@ def test_the_papers_lenet(classes: int, weights: int) -> None:
 def test_other_sizes() -> None:
     assert Net(lambda: MLP((1, 8, 8), 10)).size == 64 * 100 + 100 + 100 * 10 + 10
     assert Net(lambda: CNN((1, 28, 28), 10)).size == 1_663_370  # McMahan et al. 2017, section 3
+    assert Net(lambda: CNN64((3, 32, 32), 10)).size == 2_432 + 51_264 + 25 * 64 * 64 + 64 + 64 * 10 + 10 == 156_810
 
 
-@pytest.mark.parametrize("model", [LeNet, CNN, MLP])
+@pytest.mark.parametrize("model", [LeNet, CNN, CNN64, MLP])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (1, 28, 20), (2, 15, 17), (1, 4, 4)])
 def test_models_pass_the_check_at_every_shape(model: Callable[..., nn.Module], shape: tuple[int, ...]) -> None:
     check(task(lambda: model(shape, 7), shape, 7))
@@ -54,7 +55,7 @@ def test_which_model_is_taken() -> None:
 
 
 @pytest.mark.parametrize("shape", [(20,), (1, 3, 8), (8, 8)])
-@pytest.mark.parametrize(("model", "name"), [(LeNet, "lenet"), (CNN, "cnn")])
+@pytest.mark.parametrize(("model", "name"), [(LeNet, "lenet"), (CNN, "cnn"), (CNN64, "cnn64")])
 def test_what_is_no_image_is_refused(model: Callable[..., nn.Module], name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(DataError, match=f"'{name}' takes images"):
         model(shape, 10)
@@ -165,5 +166,78 @@ def test_the_head_is_the_last_layer() -> None:
     assert heads == {
         "lenet": ("fc3.weight", "fc3.bias"),
         "cnn": ("layers.9.weight", "layers.9.bias"),
+        "cnn64": ("layers.5.weight", "layers.5.bias"),
         "mlp": ("head.weight", "head.bias"),
     }
+
+
+# the same with another last layer
+
+
+class Branched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 6))
+        self.end = nn.ModuleDict({"head": nn.Linear(6, 10, bias=False)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end["head"](self.body(x).relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("build", "head"),
+    [
+        (lambda: LeNet((1, 28, 28), 10), {"fc3.weight": (256, 84), "fc3.bias": (256,)}),
+        (Branched, {"end.head.weight": (256, 6)}),
+        (lambda: nn.Linear(64, 10), {"weight": (256, 64), "bias": (256,)}),
+    ],
+)
+def test_a_widened_model_differs_in_its_last_layer_only(
+    build: Callable[[], nn.Module], head: dict[str, object]
+) -> None:
+    shape = (64,) if isinstance(build(), nn.Linear) else (1, 28, 28) if isinstance(build(), LeNet) else SHAPE
+    plain = task(build, shape)
+    wide = plain.widened(256)
+    assert {name: tuple(wide.shapes[name]) for name in plain.head} == head
+    assert {k: v for k, v in wide.shapes.items() if k not in head} == {
+        k: v for k, v in plain.model.shapes.items() if k not in head
+    }
+    fresh = wide.fresh(torch.Generator().manual_seed(0))
+    assert wide(fresh, torch.ones(3, *shape)).shape == (3, 256)
+    assert {name: weight.shape for name, weight in fresh.items()} == wide.shapes
+
+
+class Backwards(nn.Module):
+    """Its last layer is made first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(10, 10)
+        self.first = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x.flatten(1))[:, :10])  # type: ignore[no-any-return]
+
+
+def test_a_model_whose_last_layer_cannot_be_replaced_is_refused() -> None:
+    normed = task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.LayerNorm(10)))
+    with pytest.raises(ModelError, match=r"last layer, '2', is of type LayerNorm; only a Linear"):
+        normed.widened(256)
+    with pytest.raises(ModelError, match=r"returns shape \(2, 10\) for 2 examples; its last layer must be the one"):
+        task(Backwards).widened(256)
+
+
+class Fixed(nn.Module):
+    """It insists on ten outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(1)) + torch.ones(10, device=x.device)  # type: ignore[no-any-return]
+
+
+def test_a_model_that_insists_on_its_outputs_is_refused() -> None:
+    with pytest.raises(ModelError, match="cannot have 256 outputs"):
+        task(Fixed).widened(256)

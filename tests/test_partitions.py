@@ -200,6 +200,97 @@ def test_extreme_alphas_lose_nothing(alpha: float) -> None:
     assert len(everything(federation)) == 800 or federation.notes
 
 
+# as FLowDUP's paper splits
+
+shared_out = {"split": "flowdup", "unseen_labelled": False}
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    request=requests,
+    partition=st.sampled_from(["classes", "iid", "rotations"]),
+    unseen=st.sampled_from([0.2, 0.5]),
+    validators=st.sampled_from([0.0, 0.25]),
+    examples=st.sampled_from([0, 7]),
+)
+def test_latecomers_share_the_test_examples_and_are_scored_on_all_they_have(
+    request: dict[str, Any], partition: str, unseen: float, validators: float, examples: int
+) -> None:
+    request |= {"partition": partition, "clients": 12, "unseen": unseen, "validators": validators, "examples": examples}
+    federation = federate(SOURCE, **request | {"classes_per_client": 5} | shared_out)
+    own, members, late = rows(federation), federation.members, federation.first_late
+    assert (len(federation), len(federation) - late, late - members) == (12, round(12 * unseen), round(12 * validators))
+    assert own["train"][late:] == own["test"][late:]
+    assert own["train"][members:late] == own["val"][members:late]
+    assert not any(own["test"][:late])
+    assert not any(own["val"][late:])
+    assert max(max(row) for row in own["train"][:late] + own["val"][:members] if row) < 600
+    assert min(min(row) for row in own["train"][late:]) >= 600
+    everybodys = [example for row in own["train"] + own["val"][:members] for example in row]
+    assert len(everybodys) == len(set(everybodys)), "and no example has two owners"
+    if examples:
+        assert int(federation.train.sizes.max()) <= examples
+    elif not federation.notes:
+        assert len(everybodys) == 800, "and none is lost"
+    assert not federation.labelled[members:].any()
+    assert federation.labelled[:members].all()
+
+
+@pytest.mark.parametrize(("partition", "each"), [("classes", 2), ("iid", 10), ("rotations", 10)])
+def test_the_split_of_flowdup(partition: str, each: int) -> None:
+    """475 members, 25 validators and 100 latecomers with 100 images each."""
+    federation = federate(
+        CIFAR, partition=partition, clients=600, unseen=1 / 6, validators=25 / 600, validation=0.0, **shared_out
+    )
+    assert (len(federation), federation.members, federation.validators) == (600, 475, 25)
+    assert federation.train.sizes.unique().tolist() == [100]
+    assert federation.val.sizes.tolist() == [0] * 475 + [100] * 25 + [0] * 100
+    assert federation.test.sizes.tolist() == [0] * 500 + [100] * 100
+    assert {len(owned) for owned in class_sets(federation)} == {each}
+    assert set().union(*class_sets(federation)[500:]) == set(range(10))
+    assert federation.notes == ()
+
+
+def test_members_hold_out_what_validation_asks_for() -> None:
+    federation = federate(CIFAR, partition="classes", clients=625, unseen=0.16, validators=0.04, **shared_out)
+    assert (federation.members, federation.validators, len(federation)) == (500, 25, 625)
+    assert federation.train.sizes[:500].float().mean() == pytest.approx(76, abs=1)  # of 95, less a fifth
+    assert federation.val.sizes[:500].float().mean() == pytest.approx(19, abs=1)
+    assert federation.train.sizes[500:525].float().mean() == pytest.approx(95, abs=1)
+
+
+FLOWDUP = {"partition": "iid", "clients": 10, "unseen": 0.2} | shared_out
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"partition": "dirichlet"}, r"one of the partitions classes, iid, rotations, not of 'dirichlet'\."),
+        ({"partition": "natural"}, r"not of 'natural'\."),
+        ({"unseen": 0.0}, "scores latecomers only, and unseen is 0"),
+        ({"unseen_labelled": True}, "they must not have labels; give --unseen-labelled false"),
+        ({"validators": 0.9}, "validators is 0.9, which of 10 clients leaves no member"),
+        ({"validators": 0.01}, "validators is 0.01, which of 10 clients leaves no validator"),
+        ({"validators": -0.5}, "validators is -0.5; it is the share of clients that are validators"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        federate(SOURCE, **FLOWDUP | changes)
+
+
+def test_validators_stand_between_members_and_latecomers_in_every_partition() -> None:
+    request = {"partition": "classes", "clients": 20}
+    plain = federate(SOURCE, **request, unseen=0.2)
+    federation = federate(SOURCE, **request, unseen=0.2, validators=0.1, labelled=0.5)
+    assert (federation.members, federation.validators, federation.first_late) == (14, 2, 16)
+    assert rows(federation) == rows(plain)
+    assert int(federation.labelled[:14].sum()) == 7
+    assert federation.labelled[14:].all()
+    assert federation.digest() != plain.digest()
+    assert not federate(SOURCE, **request, validators=0.1, unseen_labelled=False).labelled[18:].any()
+
+
 # iid and rotations
 
 

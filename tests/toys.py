@@ -63,6 +63,8 @@ def task(dtype: torch.dtype = torch.float32) -> Task:
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "apfl-adaptive": ("apfl", {"adaptive": True}),
+    "flowdup-dense": ("flowdup", {"subspace": "dense"}),
+    "flowdup-plain": ("flowdup", {"learned_regulariser": False, "server": "sgd", "server_lr": 0.5, "loss": "sum"}),
     "fedprox-fixed": ("fedprox", {"adaptive": False}),
     "perfedavg-hf": ("perfedavg", {"variant": "hessian-free"}),
     "pfedhn-pc": ("pfedhn", {"personal_head": True}),

@@ -9,7 +9,7 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
@@ -91,7 +91,10 @@ class Experiment:
         """One federation a seed; they share the examples and differ in who owns what."""
         s, source = self.settings, load(self.settings.data)
         names = ("partition", "split", "classes_per_client", "alpha", "over", "rotations", "examples", "validation")
-        options = {name: getattr(s, name) for name in (*names, "clients", "unseen", "labelled", "unseen_labelled")}
+        options = {
+            name: getattr(s, name)
+            for name in (*names, "clients", "unseen", "labelled", "unseen_labelled", "validators")
+        }
         first = federate(source, seed=s.seed, **options)
         rest = [federate(source, seed=s.seed + k, **options) for k in range(1, s.seeds)]
         return [first, *(dataclasses.replace(other, examples=first.examples) for other in rest)]
@@ -101,7 +104,11 @@ class Experiment:
         model = builder(self.settings.model, first.examples.shape)
         task = make_task(first, model)
         members = min(federation.members for federation in federations)
-        if kind.needs_labels and not self.settings.unseen_labelled and self.settings.unseen:
+        if (
+            kind.needs_labels
+            and not self.settings.unseen_labelled
+            and (self.settings.unseen or self.settings.validators)
+        ):
             raise SettingError(f"{kind.__name__} needs a latecomer's labels; leave --unseen-labelled true.")
         if members != max(federation.members for federation in federations):
             raise SettingError(
@@ -121,8 +128,9 @@ def make_task(federation: Federation, model: Callable[[tuple[int, ...], int], to
 
 def _settings_only(kind: type[Method]) -> type[Any]:
     """A plain dataclass with a method's settings and nothing else, to check them before there is any data."""
+    hints = get_type_hints(kind)  # resolved here, as each class of its line may have names of its own module
     fields = [
-        (name, f.type, dataclasses.field(default=f.default, metadata=f.metadata))
+        (name, hints[name], dataclasses.field(default=f.default, metadata=f.metadata))
         for name, f in settings_of(kind).items()
     ]
     made = dataclasses.make_dataclass(kind.__name__, fields)

@@ -15,6 +15,17 @@ from .task import Batch, Batches
 from .tree import Tree
 
 Loss = Callable[[Tree, Batch], Tensor]
+Rule = Callable[[Batch], Tensor]
+"""Whether a batch may move weights."""
+
+
+def labelled(batch: Batch) -> Tensor:
+    return batch.weight.any()
+
+
+def inhabited(batch: Batch) -> Tensor:
+    """For losses that learn from examples without labels, too."""
+    return batch.real.any()
 
 
 @dataclass(frozen=True)
@@ -22,7 +33,7 @@ class SGD:
     """Stochastic gradient descent: clip the gradient, add weight decay, then momentum, as torch's SGD does.
 
     All weights lie end to end in one vector, so that a step is few operations. A batch without a labelled example
-    changes nothing, not even by momentum or decay.
+    changes nothing, not even by momentum or decay, unless the loss has another rule.
     """
 
     lr: float
@@ -30,14 +41,14 @@ class SGD:
     weight_decay: float = 0.0
     clip: float = 0.0  # largest norm of a gradient; 0: no limit
 
-    def __call__(self, loss: Loss, params: Tree, batches: Batches) -> Tree:
+    def __call__(self, loss: Loss, params: Tree, batches: Batches, moves: Rule = labelled) -> Tree:
         """The weights after one step a batch."""
-        (part,) = jointly(lambda parts, batch: loss(parts[0], batch), [Part(self, params)], batches)
+        (part,) = jointly(lambda parts, batch: loss(parts[0], batch), [Part(self, params)], batches, moves)
         return part.params
 
-    def change(self, loss: Loss, params: Tree, batches: Batches) -> Tree:
+    def change(self, loss: Loss, params: Tree, batches: Batches, moves: Rule = labelled) -> Tree:
         """What one step a batch adds to the weights."""
-        return tree.sub(self(loss, params, batches), params)
+        return tree.sub(self(loss, params, batches, moves), params)
 
     def move(self, weights: Tensor, direction: Tensor, velocity: Tensor, moving: Tensor) -> tuple[Tensor, Tensor]:
         """One step along a gradient, from weights and velocity to the next; nothing moves unless `moving`."""
@@ -66,7 +77,9 @@ class Part:
     velocity: Tensor | None = None
 
 
-def jointly(loss: Callable[[list[Tree], Batch], Tensor], parts: Sequence[Part], batches: Batches) -> list[Part]:
+def jointly(
+    loss: Callable[[list[Tree], Batch], Tensor], parts: Sequence[Part], batches: Batches, moves: Rule = labelled
+) -> list[Part]:
     """Train several parts of a model at once, each by its own optimiser, on the same batches."""
     shapes = [part.params for part in parts]
     weights = [tree.ravel(part.params) for part in parts]
@@ -78,7 +91,7 @@ def jointly(loss: Callable[[list[Tree], Batch], Tensor], parts: Sequence[Part], 
         lambda weights, batch: loss([tree.unravel(w, like) for w, like in zip(weights, shapes, strict=True)], batch)
     )
     for batch in batches:
-        directions, moving = slope(weights, batch), batch.weight.any()
+        directions, moving = slope(weights, batch), moves(batch)
         for k, part in enumerate(parts):
             weights[k], velocities[k] = part.optimiser.move(weights[k], directions[k], velocities[k], moving)
     return [

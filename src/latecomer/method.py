@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import learn
 from .clients import Clients, Sending
+from .nets.subspace import Kind, Subspace
 from .settings import check_ranges, setting
 from .task import Home, Task
 from .tree import Tree
@@ -96,3 +97,23 @@ class TrainsByPasses(Method):
 
     def build(self) -> None:
         self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip))
+
+
+@dataclass(frozen=True, kw_only=True)
+class InSubspace(TrainsByPasses):
+    """A method that knows models by their place in a random subspace of all weights: theta = theta_0 + P v."""
+
+    dimension: int = setting(0, "size of the subspace (k); 0: 10,000, or a tenth of the weights if that is less", low=0)
+    subspace: Kind = setting("kronecker", "the expansion P: a product of two small factors, or dense (small models)")
+    subspace_seed: int = setting(
+        0, "server and clients make theta_0 and P from it; all seeds in lockstep share them", low=0, high=10**9
+    )
+
+    space: Subspace = made()
+
+    def build(self) -> None:
+        super().build()
+        task = self.task
+        size = self.dimension or min(10_000, max(1, task.model.size // 10))
+        dtype = task.dtype if task.dtype.is_floating_point else torch.float32
+        self.set(space=Subspace.draw(task.model, self.subspace, size, self.subspace_seed, dtype))

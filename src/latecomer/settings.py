@@ -34,7 +34,11 @@ class Settings:
     method: str = setting("", "the method; `latecomer list methods` names them")
     data: str = setting("digits", "data set: a name, npz:PATH or hf:ID; `latecomer list data` names them")
     partition: str = setting("classes", "how the data fall to the clients; `latecomer list partitions` names them")
-    split: Literal["pefll", "pfedhn"] | None = setting(None, "whose variant of the classes partition")
+    split: Literal["pefll", "pfedhn", "flowdup"] | None = setting(
+        None,
+        "whose variant of the classes partition; flowdup (also iid, rotations): latecomers share the test images, have "
+        "no labels, and are scored on all that they have",
+    )
     classes_per_client: int = setting(0, "classes partition: classes a client has; 0: 2 of 10, 10 of 100", low=0)
     alpha: float = setting(0.1, "dirichlet partition: concentration; smaller is more uneven", above=0)
     over: Literal["clients", "classes"] = setting(
@@ -49,13 +53,19 @@ class Settings:
     unseen: float = setting(
         0.0, "share of the clients that are latecomers: they take no part in training", low=0, high=0.99
     )
+    validators: float = setting(
+        0.0, "share of the clients that neither train nor come late: their scores select the round", low=0, high=0.99
+    )
     labelled: float = setting(1.0, "share of the training clients that have labels", low=0, high=1)
-    unseen_labelled: bool = setting(True, "whether latecomers have labels")
+    unseen_labelled: bool = setting(True, "whether latecomers, and validators like them, have labels")
     model: str = setting(
         "auto", "client model; `latecomer list models` names them; auto: lenet, or mlp below 16 pixels"
     )
     rounds: int | None = setting(None, "rounds of training", low=1)
     cohort: int | None = setting(None, "clients a round", low=1)
+    cohort_labelled: float | None = setting(
+        None, "share of a round's clients that are drawn among those with labels; -: all are drawn alike", low=0, high=1
+    )
     seed: int = setting(
         0, "first seed: of the split, the initial weights, the cohorts and the batches", low=0, high=10**9
     )
@@ -63,7 +73,7 @@ class Settings:
     evaluate_every: int = setting(30, "rounds between evaluations of the members", low=1)
     watch_unseen: bool = setting(False, "evaluate latecomers at every evaluation, not only at the end")
     select: Literal["accuracy", "pooled"] | None = setting(
-        None, "validation score of the members that selects the reported round"
+        None, "validation score, of the validators or else of the members, that selects the reported round"
     )
     checkpoint_seconds: float = setting(
         60.0, "seconds between checkpoints, written at evaluations; and at the end", low=0
@@ -81,7 +91,13 @@ class Settings:
     out: str = setting("runs", "folder that holds the run folders")
 
 
-HOUSE: Mapping[str, Any] = {"split": "pefll", "rounds": 5000, "cohort": 5, "select": "accuracy"}
+HOUSE: Mapping[str, Any] = {
+    "split": "pefll",
+    "rounds": 5000,
+    "cohort": 5,
+    "cohort_labelled": None,
+    "select": "accuracy",
+}
 """latecomer's default for a setting that is None, where the method's paper has none either."""
 
 

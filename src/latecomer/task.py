@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .errors import ModelError
 from .nets.net import Net
 from .tree import Tree
 
@@ -17,7 +18,7 @@ from .tree import Tree
 class Batch:
     x: Tensor  # [size, ...]
     y: Tensor  # [size]; -1 where the label is unknown
-    real: Tensor  # [size]; True for an example, False for padding
+    real: Tensor  # [size]; True for an example, False for padding, which comes last
     weight: Tensor = None  # type: ignore[assignment]  # [size]; 1 for every example with a label, 0 for the rest
 
     def __post_init__(self) -> None:
@@ -28,6 +29,15 @@ class Batch:
         """The mean of one row an example over the real examples."""
         real = self.real.to(values.dtype)
         return (values * real[:, None]).sum(0) / real.sum().clamp(min=1)
+
+    def halves(self) -> tuple[Batch, Batch]:
+        """The first half of the real examples (rounded up) and the other half, in batches of half the size."""
+        count, size = self.real.sum(), len(self.real)
+        cut = (count + 1) // 2
+        place = torch.arange((size + 1) // 2, device=self.real.device)
+        rest = (cut + place).clamp(max=size - 1)
+        first = Batch(self.x[: len(place)], self.y[: len(place)], place < cut)
+        return first, Batch(self.x[rest], self.y[rest], cut + place < count)
 
 
 def labelled(y: Tensor, real: Tensor) -> Tensor:
@@ -80,6 +90,21 @@ class Task:
         """The names of the last layer's weights; all others are the body."""
         layer = next(reversed(self.model.shapes)).rpartition(".")[0]
         return tuple(name for name in self.model.shapes if name.rpartition(".")[0] == layer)
+
+    def widened(self, outputs: int) -> Net:
+        """The model's architecture with another number of outputs: its last layer is replaced."""
+        net = self.model.widened(outputs)
+        try:
+            shape = net.skeleton(self.blank(2, "meta")).shape
+        except RuntimeError as error:
+            first = str(error).strip().split("\n")[0].rstrip(".")
+            raise ModelError(f"The model cannot have {outputs} outputs in place of its own: {first}.") from error
+        if shape != (2, outputs):
+            raise ModelError(
+                f"The model with {outputs} outputs returns shape {tuple(shape)} for 2 examples; "
+                "its last layer must be the one that was made last."
+            )
+        return net
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
         return self.model(params, x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Plan:
 
     rounds: int = 5000
     cohort: int = 5
+    cohort_labelled: float | None = None  # share of a cohort drawn among members with labels; None: all drawn alike
     evaluate_every: int = 30
     select: Literal["accuracy", "pooled"] = "accuracy"
     silence: float = 0.0
@@ -38,7 +40,7 @@ class Plan:
 
 @dataclass
 class Best:
-    """The round whose members had the best validation score so far, and what it takes to personalise from it."""
+    """The round with the best validation score so far, the members' scores, and what it takes to personalise."""
 
     round: int
     validation: float
@@ -56,6 +58,7 @@ class Training:
                 f"--cohort must be at most the number of training clients, {smallest}; got {plan.cohort}."
             )
         self.method, self.federations, self.engine, self.plan = method, federations, engine, plan
+        self.groups = [] if plan.cohort_labelled is None else [by_labels(federation) for federation in federations]
         self.lockstep = Lockstep(engine)
         self.round = 0
         self.evaluations = 0
@@ -99,16 +102,26 @@ class Training:
 
     def cohort(self, run: int, number: int) -> Tensor:
         """Who takes part in a round; sorted, so that neighbours in the data stay neighbours."""
-        federation = self.federations[run]
-        return sample(self.plan.cohort, federation.members, federation.seed, number, purpose("cohort")).sort().values
+        federation, size = self.federations[run], self.plan.cohort
+        if self.plan.cohort_labelled is None:
+            return sample(size, federation.members, federation.seed, number, purpose("cohort")).sort().values
+        others, labelled = self.groups[run]  # where one group is too small, the other fills the cohort
+        few = min(max(round(self.plan.cohort_labelled * size), size - len(others)), len(labelled))
+        drawn = [
+            group[sample(count, len(group), federation.seed, number, purpose(name))]
+            for group, count, name in ((labelled, few, "labelled"), (others, size - few, "unlabelled"))
+            if count
+        ]
+        return torch.cat(drawn).sort().values
 
     def evaluate(self) -> dict[str, Any]:
-        """Score the members, and the latecomers if they are watched; keep the best state of every run."""
-        seen = self._score(self.states, [torch.arange(federation.members) for federation in self.federations])
+        """Score the members, validators, and the latecomers if they are watched; keep the best state of every run."""
+        seen = self._seen(self.states)
         unseen = self._late(self.states) if self.plan.watch_unseen else [None] * len(seen)
+        judges = self._judges(self.states)
         lines = []
         for run, scores in enumerate(seen):
-            validation = scores.summary("val")[self.plan.select]
+            validation = (judges[run] or scores).summary("val")[self.plan.select]
             best = self.best[run]
             if best is None or not validation <= best.validation:  # without validation data, NaN: the last round counts
                 self.best[run] = Best(self.round, validation, keepsake(self.states[run]), scores)
@@ -144,12 +157,23 @@ class Training:
         self.evaluations += 1
         return evaluate(self.method, states, self.lockstep, ids, self.evaluations)
 
+    def _seen(self, states: Sequence[Tree]) -> list[Scores]:
+        """Scores of the members; where none of them has anything to score, nobody is asked."""
+        ids = [torch.arange(federation.members) for federation in self.federations]
+        if any(federation.held_out(federation.members) for federation in self.federations):
+            return self._score(states, ids)
+        return [Scores(some, {split: torch.zeros(len(some), 2) for split in ("val", "test")}) for some in ids]
+
     def _late(self, states: Sequence[Tree]) -> list[Scores | None]:
         """Scores of the latecomers, where there are any."""
-        ids = [torch.arange(federation.members, len(federation)) for federation in self.federations]
-        if not all(len(some) for some in ids):
-            return [None] * len(states)
-        return list(self._score(states, ids))
+        return self._some(states, [torch.arange(each.first_late, len(each)) for each in self.federations])
+
+    def _judges(self, states: Sequence[Tree]) -> list[Scores | None]:
+        """Scores of the validators, where there are any."""
+        return self._some(states, [torch.arange(each.members, each.first_late) for each in self.federations])
+
+    def _some(self, states: Sequence[Tree], ids: Sequence[Tensor]) -> list[Scores | None]:
+        return list(self._score(states, ids)) if all(len(some) for some in ids) else [None] * len(states)
 
     def drain(self) -> list[dict[str, Any]]:
         """The ledger's lines since the last call (this is where the host waits for the device)."""
@@ -166,6 +190,12 @@ class Training:
         return sorted(lines, key=lambda line: line["round"])
 
 
+def by_labels(federation: Federation) -> tuple[Tensor, Tensor]:
+    """The members without labelled examples, and those with some."""
+    labelled = federation.weight[: federation.members] > 0
+    return (~labelled).nonzero()[:, 0], labelled.nonzero()[:, 0]
+
+
 def keepsake(state: Tree) -> Tree:
     """What of a state is worth keeping after training: all but the optimiser's own."""
     return {key: value for key, value in state.items() if key != "optimiser"}
@@ -175,7 +205,8 @@ def over_seeds(scores: Sequence[Scores]) -> dict[str, float]:
     """Means over seeds, and the standard deviation of the accuracy."""
     each = [score.summary() for score in scores]
     mean = {key: round(fmean(summary[key] for summary in each), 3) for key in each[0]}
-    spread = stdev(summary["accuracy"] for summary in each) if len(each) > 1 else 0.0
+    known = len(each) > 1 and not math.isnan(mean["accuracy"])
+    spread = stdev(summary["accuracy"] for summary in each) if known else 0.0
     return {"accuracy": mean["accuracy"], "std": round(spread, 3), **mean}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import signal
 from collections.abc import Iterator, Mapping
@@ -52,13 +53,14 @@ def stopping(run: Run) -> Iterator[None]:
 
 def summarise(run: Run, result: Mapping[str, Any]) -> None:
     first, seeds = run.training.federations[0], result["seeds"]
-    late = len(first) - first.members
-    clients = f"{first.members} members" + (f" and {late} latecomers" if late else "")
+    counts = {"members": first.members, "validators": first.validators, "latecomers": len(first) - first.first_late}
+    clients = " and ".join(", ".join(f"{count} {kind}" for kind, count in counts.items() if count).rsplit(", ", 1))
     screen.out(f"{result['method']} on {result['data']}: {clients}, {result['rounds']} rounds, {plural(seeds, 'seed')}")
     screen.out(scores(result))
     sent = result["bytes_per_client_round"]
     down, up = (screen.kilobytes(sent[way]) for way in ("down", "up"))
-    reason = "Selected by validation data" if run.experiment.settings.validation else "Last, as nothing is held out"
+    selected = run.experiment.settings.validation or first.validators
+    reason = "Selected by validation data" if selected else "Last, as nothing is held out"
     screen.out(f"{reason}: {plural(result['selected_rounds'], 'round')}")
     screen.out(f"Sent per client and round: {down} kB down, {up} kB up; trained for {result['seconds']:.1f} s")
     if result["answered"] < 1 - run.experiment.settings.silence:
@@ -72,7 +74,7 @@ def scores(result: Mapping[str, Any]) -> Table:
     for k, heading in enumerate(("test accuracy, %", "mean of clients", "pooled", "bottom decile")):
         table.add_column(heading, justify="right" if k else "left")
     for group in ("seen", "unseen"):
-        if group in result:
+        if group in result and not math.isnan(result[group]["accuracy"]):
             found = result[group]
             spread = f" ± {found['std']:.1f}" if len(result["seeds"]) > 1 else ""
             mean = f"{found['accuracy']:.1f}{spread}"

@@ -82,8 +82,8 @@ class Pace:
             runs = metrics["runs"]
             validation = sum(run["validation"] for run in runs) / len(runs)
             seen = sum(run["seen"]["accuracy"] for run in runs) / len(runs)
-            held_out = "" if math.isnan(validation) else f", validation {validation:.1f} %"
-            self.scores = f"{held_out}, seen {seen:.1f} %"
+            named = {"validation": validation, "seen": seen}
+            self.scores = "".join(f", {name} {score:.1f} %" for name, score in named.items() if not math.isnan(score))
         speed = (training.round - self.first) / max(time.monotonic() - self.began, 1e-9)
         return f"{speed:.3g} rounds/s{self.scores}"
 

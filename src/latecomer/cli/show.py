@@ -60,6 +60,8 @@ def _lines(kind: Any, defaults: Mapping[str, Any]) -> list[tuple[str, str, str]]
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):

@@ -12,7 +12,7 @@ import torch
 
 from ..errors import SettingError, UnknownName
 from .federation import SPLITS, Federation
-from .partitions import NOBODY, PARTITIONS, TRAIN, Dealt, Plan
+from .partitions import NOBODY, PARTITIONS, SHARED_OUT, TEST, TRAIN, VAL, Dealt, Plan
 from .sources import Source, load
 
 
@@ -32,24 +32,37 @@ def federate(
     validation: float = 0.2,
     examples: int = 0,
     unseen_labelled: bool = True,
+    validators: float = 0.0,
 ) -> Federation:
     """Deal the examples of a source to clients.
 
-    The last `unseen` share of the clients are latecomers. A seeded `labelled` share of the members has labels;
-    latecomers have them if `unseen_labelled`. With `rotations` every client draws one of these angles for all its
-    images. `examples` above zero is the most that a client may train on.
+    The last `unseen` share of the clients are latecomers, the `validators` share before them validators. A seeded
+    `labelled` share of the members has labels; the others have them if `unseen_labelled`. As the split "flowdup",
+    latecomers share the test examples and are scored on what describes them; so are validators, on training examples.
+    With `rotations` every client draws one of these angles for all its images. `examples` above zero is the most that
+    a client may train on.
     """
     source = load(source) if isinstance(source, str) else source
     plan = Plan(clients, split, classes_per_client, alpha, over, validation)
     angles = tuple(rotations) or ((0, 90, 180, 270) if partition == "rotations" else ())
     _check(source, partition, plan)
     _check_options(source, labelled, examples, seed, angles)
+    if own := split == "flowdup":
+        _check_flowdup(partition, unseen, unseen_labelled)
+        plan = replace(plan, late=_set_apart(unseen, validators, clients)[0])
     dealt = PARTITIONS[partition](source, plan, _random(seed, "partition"))
+    late, judges = _set_apart(unseen, validators, dealt.clients)
+    members = dealt.clients - late - judges
+    if own:  # nothing is held out of what a validator or a latecomer has
+        dealt.split[(dealt.split == VAL) & (dealt.owner >= members)] = TRAIN
+    rows = _rows(_capped(dealt, examples, (TRAIN, TEST) if own else (TRAIN,), _random(seed, "examples")))
     federation = Federation.from_arrays(
         np.concatenate((source.x_train, source.x_test)),
         np.concatenate((source.y_train, source.y_test)),
-        **_rows(_capped(dealt, examples, _random(seed, "examples"))),
-        members=dealt.clients - _latecomers(unseen, dealt.clients),
+        **_scored_on_all(rows, members, judges) if own else rows,
+        members=members,
+        validators=judges,
+        untested=own,
         classes=source.classes,
         rotation=_random(seed, "rotations").choice(angles, dealt.clients) if angles else None,
         mean=source.mean,
@@ -57,16 +70,20 @@ def federate(
         seed=seed,
         notes=dealt.notes,
     )
-    if unseen and federation.members == len(federation):
-        raise SettingError("None of the latecomers has examples both to train and to test on; ask for fewer clients.")
+    for kind, asked, left in (
+        ("latecomers", late, len(federation) - federation.first_late),
+        ("validators", judges, federation.validators),
+    ):
+        if asked and not left:
+            raise SettingError(f"None of the {kind} has examples both to train and to test on; ask for fewer clients.")
     return _with_labels(federation, labelled, unseen_labelled)
 
 
-def _capped(dealt: Dealt, most: int, random: np.random.Generator) -> Dealt:
-    """Takes from every client the training examples beyond `most`, at random."""
+def _capped(dealt: Dealt, most: int, parts: tuple[int, ...], random: np.random.Generator) -> Dealt:
+    """Takes from every client the examples of these splits beyond `most`, at random."""
     if not most:
         return dealt
-    rows = random.permutation(np.flatnonzero((dealt.split == TRAIN) & (dealt.owner != NOBODY)))
+    rows = random.permutation(np.flatnonzero(np.isin(dealt.split, parts) & (dealt.owner != NOBODY)))
     rows = rows[np.argsort(dealt.owner[rows], kind="stable")]
     size = np.bincount(dealt.owner[rows], minlength=dealt.clients)
     rank = np.arange(len(rows)) - np.repeat(size.cumsum() - size, size)
@@ -86,14 +103,28 @@ def _rows(dealt: Dealt) -> dict[str, Any]:
     return rows
 
 
-def _latecomers(unseen: float, clients: int) -> int:
-    if not 0 <= unseen < 1:
-        raise SettingError(f"unseen is {unseen}; it is the share of clients that come late, from 0 to below 1.")
-    count = round(unseen * clients)
-    if unseen and not 0 < count < clients:
-        none = "no latecomer" if count == 0 else "no member to train with"
-        raise SettingError(f"unseen is {unseen}, which of {clients} clients leaves {none}; one of each kind is needed.")
-    return count
+def _scored_on_all(rows: dict[str, Any], members: int, judges: int) -> dict[str, Any]:
+    """As FLowDUP's paper has it: what describes a client that does not train is also what it is scored on."""
+    train, val, test = (list(rows[name]) for name in SPLITS)
+    val[members : members + judges] = train[members : members + judges]  # validators select, so they never test
+    train[members + judges :] = test[members + judges :]
+    return {"train": train, "val": val, "test": test}
+
+
+def _set_apart(unseen: float, validators: float, clients: int) -> tuple[int, int]:
+    """How many of the clients are latecomers, and how many are validators."""
+    counts, left = [], clients
+    for name, share, one in (("unseen", unseen, "latecomer"), ("validators", validators, "validator")):
+        if not 0 <= share < 1:
+            raise SettingError(f"{name} is {share}; it is the share of clients that are {one}s, from 0 to below 1.")
+        counts.append(round(share * clients))
+        left -= counts[-1]
+        if share and not (counts[-1] and left > 0):
+            none = "no member to train with" if counts[-1] else f"no {one}"
+            raise SettingError(
+                f"{name} is {share}, which of {clients} clients leaves {none}; one of each kind is needed."
+            )
+    return counts[0], counts[1]
 
 
 def _with_labels(federation: Federation, share: float, unseen_labelled: bool) -> Federation:
@@ -130,10 +161,24 @@ def _check(source: Source, partition: str, plan: Plan) -> None:
     if not 0 <= plan.classes_per_client <= source.classes:
         allowed = f"0 (the usual number) to {source.classes}, the classes of {source.name!r}"
         raise SettingError(f"classes_per_client is {plan.classes_per_client}; allowed is {allowed}.")
-    if plan.split not in ("pefll", "pfedhn"):
-        raise UnknownName("split", plan.split, ("pefll", "pfedhn"))
+    if plan.split not in ("pefll", "pfedhn", "flowdup"):
+        raise UnknownName("split", plan.split, ("pefll", "pfedhn", "flowdup"))
     if plan.over not in ("clients", "classes"):
         raise UnknownName("over", plan.over, ("clients", "classes"))
+
+
+def _check_flowdup(partition: str, unseen: float, unseen_labelled: bool) -> None:
+    if partition not in SHARED_OUT:
+        raise SettingError(
+            f"The split 'flowdup' is one of the partitions {', '.join(SHARED_OUT)}, not of {partition!r}."
+        )
+    if not unseen:
+        raise SettingError("The split 'flowdup' scores latecomers only, and unseen is 0; ask for some.")
+    if unseen_labelled:
+        raise SettingError(
+            "The split 'flowdup' scores latecomers on the very examples that they have, so they must not have labels; "
+            "give --unseen-labelled false."
+        )
 
 
 def _check_options(source: Source, labelled: float, examples: int, seed: int, angles: tuple[int, ...]) -> None:

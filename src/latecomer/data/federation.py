@@ -1,7 +1,7 @@
 """The packed federation: one tensor of examples, and per client only rows of indices into it.
 
 Clients own rows, not copies: a million clients cost their index rows and some thirty bytes each.
-Members (who take part in training) come first; latecomers follow them.
+Members (who take part in training) come first; then validators, if any, and latecomers last.
 """
 
 from __future__ import annotations
@@ -82,11 +82,12 @@ class Federation:
     train: Rows
     val: Rows
     test: Rows
-    members: int  # clients 0 .. members-1 train; the rest are latecomers
+    members: int  # clients 0 .. members-1 train
     labelled: Tensor  # bool [clients]: whether a client's train and val labels may be seen
     rotation: Tensor  # int16 [clients]: degrees by which all images of a client are turned
     seed: int = 0  # of the split and of the batches
     notes: tuple[str, ...] = field(default=())  # what a user should know about the split (clients dropped, say)
+    validators: int = 0  # the clients after the members: their scores select the best round; the rest are latecomers
 
     def __post_init__(self) -> None:
         for split in SPLITS:
@@ -94,6 +95,8 @@ class Federation:
                 raise DataError(f"The {split} split has {len(self.rows(split))} clients, the train split {len(self)}.")
         if not 0 < self.members <= len(self):
             raise DataError(f"Of {len(self)} clients {self.members} are members; at least one must be, at most all.")
+        if not 0 <= self.validators <= len(self) - self.members:
+            raise DataError(f"Of {len(self)} clients {self.members} train; {self.validators} cannot be validators.")
 
     def __len__(self) -> int:
         return len(self.train)
@@ -101,6 +104,11 @@ class Federation:
     def rows(self, split: str) -> Rows:
         rows: Rows = getattr(self, split)
         return rows
+
+    @property
+    def first_late(self) -> int:
+        """The id of the first latecomer."""
+        return self.members + self.validators
 
     @cached_property
     def weight(self) -> Tensor:
@@ -112,12 +120,18 @@ class Federation:
         counts[1:] = known[self.train.index.long()].cumsum(0)
         return counts[self.train.start].diff() * self.labelled
 
+    def held_out(self, clients: int) -> bool:
+        """Whether the first so many clients have any example to validate or to test on."""
+        return any(int(self.rows(split).start[clients]) for split in ("val", "test"))
+
     def largest(self, split: str) -> int:
         return int(self.rows(split).sizes.max())
 
     def digest(self) -> str:
         """A fingerprint of who owns what, to tell whether two splits are the same."""
         known = hashlib.sha256(repr((self.members, self.examples.x.shape, self.examples.classes, self.seed)).encode())
+        if self.validators:  # without any, the fingerprint is what it was before there were some
+            known.update(repr(self.validators).encode())
         columns = [self.examples.y, self.labelled, self.rotation]
         for split in SPLITS:
             columns += [self.rows(split).start, self.rows(split).index]
@@ -131,6 +145,7 @@ class Federation:
         counts = torch.bincount(y[y >= 0], minlength=self.examples.classes)
         return {
             "seen": client < self.members,
+            "role": "member" if client < self.members else "validator" if client < self.first_late else "latecomer",
             "labelled": bool(self.labelled[client]),
             "rotation": int(self.rotation[client]),
             **{f"{split}_examples": len(self.rows(split)[client]) for split in SPLITS},
@@ -146,6 +161,8 @@ class Federation:
         test: Sequence[Any],
         val: Sequence[Any] | None = None,
         members: int | None = None,
+        validators: int = 0,
+        untested: bool = False,
         classes: int | None = None,
         labelled: Any = None,
         rotation: Any = None,
@@ -157,7 +174,8 @@ class Federation:
         """A federation from arrays: `train[i]` holds the indices into `x` and `y` that client i trains on.
 
         Images are uint8, [N, height, width] or [N, height, width, channels]; any other dtype reaches the model as it
-        is. A client without training examples, or without test examples, is dropped, and `notes` says so.
+        is. A client without training examples, or without test examples, is dropped, and `notes` says so; if
+        `untested`, members and validators need none to test on.
         """
         x, y = _tensor(x, "x"), _tensor(y, "y")
         _check_arrays(x, y)
@@ -176,7 +194,8 @@ class Federation:
             if len(owned) != count:
                 raise DataError(f"{split} has rows for {len(owned)} clients, train for {count}.")
         members = count if members is None else members
-        kept = [k for k in range(count) if len(rows["train"][k]) and len(rows["test"][k])]
+        scored = [bool(len(rows["test"][k])) or (untested and k < members + validators) for k in range(count)]
+        kept = [k for k in range(count) if len(rows["train"][k]) and scored[k]]
         if len(kept) < count:
             notes += (
                 f"{count - len(kept)} of {count} clients had no example to train or to test on and were dropped.",
@@ -192,6 +211,7 @@ class Federation:
             rotation=_column(rotation, 0, count, torch.int16)[pick],
             seed=seed,
             notes=notes,
+            validators=sum(members <= k < members + validators for k in kept),
         )
 
 

@@ -27,11 +27,12 @@ class Plan:
     """What a partition is asked for."""
 
     clients: int
-    split: str  # of `classes`: as "pefll" or as "pfedhn"
+    split: str  # of `classes`: as "pefll" or as "pfedhn"; of SHARED_OUT also as "flowdup"
     classes_per_client: int  # 0: a fifth of the classes, or a tenth where there are 20 or more
     alpha: float  # of `dirichlet`: small makes clients unlike each other
     over: str  # of `dirichlet`: each class has shares over the "clients", or each client has shares over the "classes"
     validation: float  # share of the training examples
+    late: int = 0  # latecomers, who are the last clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,16 +60,17 @@ def classes(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
 
     `pefll`: validation examples are stratified, the owners of a class share it equally, all of it is used.
     `pfedhn`: they are not stratified, and the shares are uneven: U(.4, .6), one more than there can be owners.
+    `flowdup`: as `pefll`, but latecomers share the test examples and the others share the rest.
     """
     y = _labels(source, "classes")
     count = plan.classes_per_client or _usual_classes(source.classes)
     owned = _draw_classes(plan.clients, count, source.classes, random)
-    if plan.split == "pefll":
-        split = _split(source, y, plan.validation, random)
-        shares = owned / np.maximum(owned.sum(1, keepdims=True), 1)
-    else:
+    if plan.split == "pfedhn":
         split = _split(source, np.zeros_like(y), plan.validation, random)
         shares = _uneven(owned, plan.clients * count // source.classes + 1, random)
+    else:
+        split = _split(source, y, plan.validation, random)
+        shares = _each(owned, plan)
     return Dealt(_deal(y, split, shares, random), split, plan.clients)
 
 
@@ -89,7 +91,7 @@ def iid(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
     """Every client has an equal part of everything, at random."""
     y = np.concatenate((source.y_train, source.y_test))
     split = _split(source, y, plan.validation, random)
-    equal = np.full((1, plan.clients), 1 / plan.clients)
+    equal = _each(np.ones((1, plan.clients), bool), plan)
     return Dealt(_deal(np.zeros_like(y), split, equal, random), split, plan.clients)
 
 
@@ -119,6 +121,9 @@ def natural(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
     return Dealt(number[writer], split, len(chosen), notes)
 
 
+SHARED_OUT = ("classes", "iid", "rotations")
+"""The partitions that know the split "flowdup"."""
+
 PARTITIONS: dict[str, Partition] = {
     "classes": classes,
     "dirichlet": dirichlet,
@@ -140,14 +145,26 @@ def _split(source: Source, strata: NDArray[Any], validation: float, random: np.r
 
 
 def _deal(y: NDArray[Any], split: NDArray[Any], shares: NDArray[Any], random: np.random.Generator) -> NDArray[Any]:
-    """Owners, where client i gets shares[c, i] of class c in every split. What the shares leave over is nobody's."""
+    """Owners, where client i gets shares[c, i] of class c in every split. What the shares leave over is nobody's.
+
+    Shares that differ from split to split are stacked, [splits, classes, clients].
+    """
     owner = np.full(len(y), NOBODY)
-    limits = shares.cumsum(1)
+    limits = np.broadcast_to(shares.cumsum(-1), (len(SPLITS), *shares.shape[-2:]))
     for part in (TRAIN, VAL, TEST):
-        for label, limit in enumerate(limits):
+        for label, limit in enumerate(limits[part]):
             pool = random.permutation(np.flatnonzero((split == part) & (y == label)))
             owner[pool] = np.searchsorted(np.rint(limit * len(pool)), np.arange(len(pool)), side="right")
-    return np.where(owner < shares.shape[1], owner, NOBODY)
+    return np.where(owner < shares.shape[-1], owner, NOBODY)
+
+
+def _each(owned: NDArray[Any], plan: Plan) -> NDArray[Any]:
+    """Equal shares for the owners of a class; as "flowdup", of test examples among latecomers, of the rest without."""
+    if plan.split == "flowdup":
+        late = np.arange(plan.clients) >= plan.clients - plan.late
+        owned = np.stack([owned & ~late, owned & ~late, owned & late])
+    shares: NDArray[Any] = owned / np.maximum(owned.sum(-1, keepdims=True), 1)
+    return shares
 
 
 def _usual_classes(count: int) -> int:

@@ -16,7 +16,7 @@ from ..data.shuffle import mix, purpose, shuffled
 from ..task import Batch, labelled
 from ..tree import Tree
 
-SEED, CLIENT, LABELLED, ANGLE, WEIGHT = range(5)
+SEED, CLIENT, LABELLED, ANGLE, WEIGHT = range(5)  # LABELLED: 1 for one's own labels, and 2 more for a validator
 START = {split: 5 + 2 * k for k, split in enumerate(SPLITS)}
 SIZE = {split: 6 + 2 * k for k, split in enumerate(SPLITS)}
 
@@ -51,7 +51,7 @@ class Homes:
         columns = [
             torch.full_like(ids, federation.seed),
             ids,
-            federation.labelled[ids].long(),
+            federation.labelled[ids].long() + 2 * ((ids >= federation.members) & (ids < federation.first_late)),
             torch.searchsorted(self.angles, federation.rotation[ids]),
             federation.weight[ids].long(),
         ]
@@ -65,8 +65,9 @@ class Homes:
         last = max(len(self.index[split]) - 1, 0)  # where a client with nothing here would point past the end
         rows = self.index[split][(card[START[split]] + place).clamp(max=last)].long()
         y = self.y[rows]
-        if split != "test":  # the experimenter's test labels score; they are never trained on
-            y = torch.where(card[LABELLED] > 0, y, -1)
+        if split != "test":  # the experimenter's test labels score, and so do a validator's val labels
+            shown = card[LABELLED] % 2 if split == "train" else card[LABELLED]
+            y = torch.where(shown > 0, y, -1)
         return rows, y
 
     def take(self, rows: Tensor, card: Tensor) -> Tensor:

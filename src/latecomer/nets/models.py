@@ -56,6 +56,27 @@ class CNN(nn.Module):
         return self.layers(x)  # type: ignore[no-any-return]
 
 
+class CNN64(nn.Module):
+    """The small network of FLowDUP's paper: two unpadded 5x5 convolutions, one hidden layer of 64."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        channels, height, width = _image(shape, "cnn64")
+        padding = 2 if min(height, width) < 16 else 0  # as in LeNet: small images would be eaten up
+        convolutions = [
+            nn.Sequential(nn.Conv2d(*sides, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2))
+            for sides in ((channels, 32), (32, 64))
+        ]
+        shrink = 4 - 2 * padding
+        rows, columns = (((side - shrink) // 2 - shrink) // 2 for side in (height, width))
+        self.layers = nn.Sequential(
+            *convolutions, nn.Flatten(), nn.Linear(64 * rows * columns, 64), nn.ReLU(), nn.Linear(64, outputs)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
 class MLP(nn.Module):
     """One hidden layer of 100."""
 
@@ -73,7 +94,7 @@ class MLP(nn.Module):
 
 
 Builder = Callable[[tuple[int, ...], int], nn.Module]
-MODELS: dict[str, Builder] = {"lenet": LeNet, "cnn": CNN, "mlp": MLP}
+MODELS: dict[str, Builder] = {"lenet": LeNet, "cnn": CNN, "cnn64": CNN64, "mlp": MLP}
 
 
 def builder(name: str, shape: tuple[int, ...]) -> Builder:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..errors import ModelError
 from ..tree import Tree
 
 
@@ -27,10 +28,34 @@ class Net:
         output: Tensor = functional_call(self.skeleton, (params, self._buffers(inputs[0].device)), inputs)
         return output
 
+    @property
+    def last(self) -> str:
+        """The name of the last layer that has weights."""
+        return next(reversed(self.shapes)).rpartition(".")[0]
+
+    def widened(self, outputs: int) -> Net:
+        """The same architecture, with a last layer of so many outputs."""
+        last = self.skeleton.get_submodule(self.last)
+        if not isinstance(last, nn.Linear):
+            raise ModelError(
+                f"The model's last layer, {self.last!r}, is of type {type(last).__name__}; "
+                "only a Linear can be replaced by one with another number of outputs."
+            )
+
+        def build() -> nn.Module:
+            net, layer = self.build(), nn.Linear(last.in_features, outputs, last.bias is not None)
+            if not self.last:  # the model is that layer
+                return layer
+            parent, _, name = self.last.rpartition(".")
+            setattr(net.get_submodule(parent), name, layer)
+            return net
+
+        return Net(build)
+
     def features(self, params: Tree, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """What the last layer sees, and what the network returns, in one pass."""
         seen: list[Tensor] = []
-        last = self.skeleton.get_submodule(next(reversed(self.shapes)).rpartition(".")[0])
+        last = self.skeleton.get_submodule(self.last)
         hook = last.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
         try:
             output = self(params, *inputs)

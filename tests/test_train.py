@@ -1,0 +1,183 @@
+"""The loop: who is drawn for a round, and who selects the best one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import toys
+from console import Command
+from latecomer.clients import Clients
+from latecomer.engines import make
+from latecomer.evaluate import evaluate
+from latecomer.experiment import Experiment
+from latecomer.lockstep import Lockstep
+from latecomer.run import restore, snapshot
+from latecomer.train import Plan, Training
+
+LABELLED = (True, False, True, True, False, False, False, True, True, True)  # members 0, 2 and 3 of seven
+
+
+def training(labelled: tuple[bool, ...] = LABELLED, validators: int = 0, name: str = "fedavg", **plan: Any) -> Training:
+    federation = toys.federation(labelled=labelled)
+    if validators:
+        federation = replace(federation, members=toys.MEMBERS - validators, validators=validators)
+    method = toys.method(name)
+    return Training(method, [federation], make("vector", method, [federation], "cpu"), Plan(**plan))
+
+
+# cohorts
+
+
+@pytest.mark.parametrize(
+    ("share", "size", "labelled"),
+    [
+        (0.5, 4, 2),
+        (0.9, 3, 3),
+        (1.0, 3, 3),
+        (0.0, 4, 0),
+        (0.9, 6, 3),
+        (0.0, 6, 2),
+        (1.0, 7, 3),
+        (0.5, 1, 0),
+        (0.6, 1, 1),
+    ],
+)
+def test_a_cohort_has_the_asked_share_of_labelled_clients(share: float, size: int, labelled: int) -> None:
+    """Three members have labels and four have none; where one group is too small, the other fills the cohort."""
+    going = training(cohort=size, cohort_labelled=share)
+    for number in range(20):
+        ids = going.cohort(0, number)
+        assert len(ids.unique()) == size
+        assert ids.tolist() == sorted(ids.tolist())
+        assert int(ids.max()) < toys.MEMBERS
+        assert sum(LABELLED[k] for k in ids.tolist()) == labelled
+        assert ids.equal(training(cohort=size, cohort_labelled=share).cohort(0, number)), (
+            "the seed and the round decide"
+        )
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_where_all_are_alike_the_share_changes_nothing_but_the_draw(labelled: bool) -> None:
+    going = training((labelled,) * 10, cohort=5, cohort_labelled=0.9)
+    drawn = torch.cat([going.cohort(0, number) for number in range(60)])
+    assert drawn.bincount(minlength=toys.MEMBERS).min() > 25
+    assert len(drawn) == 300
+
+
+def test_every_member_has_its_turn() -> None:
+    going = training(cohort=4, cohort_labelled=0.5)
+    counts = torch.cat([going.cohort(0, number) for number in range(300)]).bincount(minlength=toys.MEMBERS)
+    chance = torch.tensor([2 / 3 if LABELLED[k] else 2 / 4 for k in range(toys.MEMBERS)])
+    assert float((counts / 300 - chance).abs().max()) < 0.1
+
+
+def test_without_a_share_the_draw_is_what_it_was() -> None:
+    plain, other = training(cohort=4), training((True,) * 10, cohort=4)
+    assert all(plain.cohort(0, number).equal(other.cohort(0, number)) for number in range(10))
+
+
+# validators
+
+
+def test_validators_select_and_neither_train_nor_come_late() -> None:
+    going = training((True,) * 10, validators=2, rounds=3, cohort=5, evaluate_every=1, watch_unseen=True)
+    assert all(int(going.cohort(0, number).max()) < 5 for number in range(10))
+    lines = [metrics["runs"][0] for metrics in going.go() if metrics]
+    federation = going.federations[0]
+    (scores,) = evaluate(
+        going.method, going.states, Lockstep(going.engine), [torch.arange(5, 7)], number=going.evaluations + 1
+    )
+    assert lines[-1]["validation"] == scores.summary("val")["accuracy"]
+    assert going.best[0] is not None
+    assert going.best[0].validation == max(line["validation"] for line in lines)
+    result, ((seen, late),) = going.finish()
+    assert late is not None
+    assert seen.ids.tolist() == list(range(5))
+    assert late.ids.tolist() == [7, 8, 9] == list(range(federation.first_late, len(federation)))
+    assert result["unseen"]["accuracy"] == pytest.approx(late.summary()["accuracy"], abs=1e-3)
+
+
+def test_a_validators_labels_score_and_are_not_trained_on() -> None:
+    """An unlabelled one shows what it is scored by, its val labels, and nothing else."""
+    labelled = (True,) * 5 + (False,) * 5
+    going = training(labelled, validators=2)
+    cards = going.engine.homes.cards(0, torch.arange(10))  # type: ignore[attr-defined]
+    known = {
+        split: [int((going.engine.homes.take(torch.arange(3), card, split)[1] >= 0).sum()) for card in cards]  # type: ignore[attr-defined]
+        for split in ("train", "val", "test")
+    }
+    assert known["train"] == [3] * 5 + [0] * 5
+    assert known["val"] == [3] * 7 + [0] * 3
+    assert known["test"] == [3] * 10
+    assert going.federations[0].weight[5:].tolist() == [0] * 5
+
+
+@pytest.mark.parametrize("name", ["flowdup", "pfedhn", "local", "ditto", "fedrep", "clusteredfl"])
+def test_methods_treat_validators_as_clients_that_did_not_train(name: str) -> None:
+    method = toys.method(name)
+    method.set(members=5)
+    federation = replace(toys.federation(), members=5, validators=2)
+    going = Training(method, [federation], make("vector", method, [federation], "cpu"), Plan(rounds=1, cohort=3))
+    (metrics,) = [found for found in going.go() if found]
+    assert 0 <= metrics["runs"][0]["validation"] <= 100
+
+
+SPLIT = {
+    "data": "digits", "split": "flowdup", "unseen_labelled": "false", "clients": "20", "unseen": "0.2",
+    "validators": "0.1", "validation": "0", "rounds": "2", "cohort": "3", "evaluate_every": "1", "engine": "vector",
+}  # fmt: skip
+
+
+def test_members_without_anything_to_score_are_not_asked() -> None:
+    going = Experiment.parse("ldfedavg", SPLIT).training()
+    asked: list[int] = []
+    exchange = going.engine.exchange
+    going.engine.exchange = lambda step, asks: (  # type: ignore[method-assign]
+        asked.extend(asks[0].ids.tolist()) if step == "score" else None,
+        exchange(step, asks),
+    )[1]
+    metrics = [found["runs"][0] for found in going.go() if found]
+    assert set(asked) == {14, 15}
+    assert all(0 <= line["validation"] <= 100 for line in metrics)
+    assert all(line["seen"]["accuracy"] != line["seen"]["accuracy"] for line in metrics), "NaN: nothing to score"
+    again = Experiment.parse("ldfedavg", SPLIT).training()
+    restore(again, *json_round_trip(*snapshot(going)))
+    assert again.finish()[0]["unseen"] == going.finish()[0]["unseen"]
+
+
+def json_round_trip(tensors: Any, facts: Any) -> tuple[Any, Any]:
+    return tensors, json.loads(json.dumps(facts))
+
+
+def test_the_papers_split_on_the_command_line(tmp_path: Path, command: Command) -> None:
+    flags = [word for key, value in SPLIT.items() for word in (f"--{key.replace('_', '-')}", value)]
+    done = command("run", "flowdup", *flags, "--hidden", "8", "--seeds", "2", "--out", str(tmp_path), "--name", "x")
+    assert done.code == 0, done.err
+    assert "flowdup on digits: 14 members, 2 validators and 4 latecomers, 2 rounds" in done.out
+    assert "Selected by validation data" in done.out
+    assert "nan" not in done.out + done.err
+    result = json.loads((tmp_path / "x" / "result.json").read_text())
+    assert result["seen"]["accuracy"] is None
+    assert 0 <= result["unseen"]["accuracy"] <= 100
+    table = (tmp_path / "x" / "clients.csv").read_text()
+    assert table.count("\n") == 1 + 2 * (14 + 4)
+
+
+def test_a_method_that_needs_labels_is_refused_for_validators_without() -> None:
+    experiment = Experiment.parse("ditto", {"clients": 20, "validators": 0.2, "unseen_labelled": False})
+    with pytest.raises(Exception, match="needs a latecomer's labels"):
+        experiment.method(experiment.federations())
+
+
+def test_clients_are_asked_by_the_round_that_draws_them() -> None:
+    """The share is a matter of the loop: a method sees a cohort like any other."""
+    going = training(cohort=4, cohort_labelled=0.5)
+    state = going.method.round(going.states[0], Clients(going.engine, going.cohort(0, 0), 0))
+    going.advance()
+    assert toys.same(state, going.states[0])
