@@ -32,22 +32,28 @@ def federate(
     validation: float = 0.2,
     examples: int = 0,
     unseen_labelled: bool = True,
+    fine_alpha: float = 10.0,
+    unseen_alpha: float = 0.0,
 ) -> Federation:
     """Deal the examples of a source to clients.
 
     The last `unseen` share of the clients are latecomers. A seeded `labelled` share of the members has labels;
     latecomers have them if `unseen_labelled`. With `rotations` every client draws one of these angles for all its
-    images. `examples` above zero is the most that a client may train on.
+    images. `examples` above zero is the most that a client may train on. `unseen_alpha` above zero is the latecomers'
+    own Dirichlet alpha.
     """
     source = load(source) if isinstance(source, str) else source
-    plan = Plan(clients, split, classes_per_client, alpha, over, validation)
+    plan = Plan(clients, split, classes_per_client, alpha, over, validation, fine_alpha)
+    if unseen_alpha:
+        plan = replace(plan, late=_latecomers(unseen, clients), unseen_alpha=unseen_alpha)
+        _check_unseen_alpha(partition, plan)
     angles = tuple(rotations) or ((0, 90, 180, 270) if partition == "rotations" else ())
     _check(source, partition, plan)
     _check_options(source, labelled, examples, seed, angles)
     dealt = PARTITIONS[partition](source, plan, _random(seed, "partition"))
     federation = Federation.from_arrays(
-        np.concatenate((source.x_train, source.x_test)),
-        np.concatenate((source.y_train, source.y_test)),
+        source.x,
+        source.y,
         **_rows(_capped(dealt, examples, _random(seed, "examples"))),
         members=dealt.clients - _latecomers(unseen, dealt.clients),
         classes=source.classes,
@@ -125,8 +131,9 @@ def _check(source: Source, partition: str, plan: Plan) -> None:
         raise SettingError(
             f"validation is {plan.validation}; it is a share of the training examples, from 0 to below 1."
         )
-    if not (plan.alpha > 0 and math.isfinite(plan.alpha)):
-        raise SettingError(f"alpha is {plan.alpha}; it must be a number above 0.")
+    for name in ("alpha", "fine_alpha", "unseen_alpha"):
+        if not (getattr(plan, name) > 0 and math.isfinite(getattr(plan, name))):
+            raise SettingError(f"{name} is {getattr(plan, name)}; it must be a number above 0.")
     if not 0 <= plan.classes_per_client <= source.classes:
         allowed = f"0 (the usual number) to {source.classes}, the classes of {source.name!r}"
         raise SettingError(f"classes_per_client is {plan.classes_per_client}; allowed is {allowed}.")
@@ -134,6 +141,16 @@ def _check(source: Source, partition: str, plan: Plan) -> None:
         raise UnknownName("split", plan.split, ("pefll", "pfedhn"))
     if plan.over not in ("clients", "classes"):
         raise UnknownName("over", plan.over, ("clients", "classes"))
+
+
+def _check_unseen_alpha(partition: str, plan: Plan) -> None:
+    if not plan.late:
+        raise SettingError(f"unseen_alpha is {plan.unseen_alpha}, but there are no latecomers; unseen is 0.")
+    if partition != "pachinko" and (partition, plan.over) != ("dirichlet", "classes"):
+        raise SettingError(
+            f"unseen_alpha is {plan.unseen_alpha}; it needs a partition that draws the class shares of every client: "
+            "pachinko, or dirichlet over classes."
+        )
 
 
 def _check_options(source: Source, labelled: float, examples: int, seed: int, angles: tuple[int, ...]) -> None:
