@@ -22,7 +22,8 @@ class LSTM(nn.Module):
         self.head = Readout(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        characters = one_hot(x, self.vocabulary) @ self.embedding.weight  # [size, length, embedding]
+        table = self.embedding.weight
+        characters = one_hot(x, self.vocabulary).to(table.dtype) @ table  # [size, length, embedding]
         below, cell_below = self.lower(characters)
         above, cell_above = self.upper(below)
         states = [cell_below, cell_above, below[..., -1, :], above[..., -1, :]]
