@@ -94,9 +94,12 @@ def _arrays(x: list[Any], y: list[Any], origin: str) -> tuple[NDArray[Any], NDAr
     if all(isinstance(one, str) for one in x):
         return _text(x, y, origin)
     try:
-        examples, labels = np.asarray(x, np.float32), np.asarray(y)
+        examples = np.asarray(x, np.float32)
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError(f"The examples of {origin} are not numbers, equally many each ({brief(error)}).") from error
+    labels = np.asarray([label if isinstance(label, int | float) else None for label in y])
+    if labels.dtype.kind not in "biuf":
+        raise DataError(f"The labels of {origin} must be numbers, one for each example.")
     if examples.shape[1:] != (SIDE * SIDE,):
         return examples, labels
     if not ((examples >= 0) & (examples <= 1)).all():
