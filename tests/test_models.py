@@ -108,6 +108,16 @@ def test_what_is_no_image_is_refused(name: str, shape: tuple[int, ...]) -> None:
 # many clients at once
 
 
+@pytest.mark.parametrize("layer", [nn.GroupNorm(2, 6), nn.BatchNorm2d(6, track_running_stats=False), nn.ReLU()])
+def test_clients_that_share_a_model_map_over_images_with_channels_last(layer: nn.Module) -> None:
+    """What an engine does on a CPU when it evaluates a model that all clients share."""
+    net = Net(lambda: nn.Sequential(nn.Conv2d(3, 6, 3), layer, nn.Flatten(), nn.Linear(6 * 36, 10)))
+    params = net.fresh(torch.Generator().manual_seed(0))
+    x = torch.rand(4, 5, 8, 8, 3, generator=torch.Generator().manual_seed(0)).movedim(-1, -3)
+    together = vmap(lambda own: net(params, own), randomness="error")(x)
+    torch.testing.assert_close(together, torch.stack([net(params, own.contiguous()) for own in x]))
+
+
 @pytest.mark.parametrize("name", ["conv4", "resnet18", "mobilenet", "lstm"])
 def test_gradients_of_mapped_clients_are_those_of_each(name: str) -> None:
     shape, classes = ((6,), 5) if name == "lstm" else ((2, 8, 8), 5)
