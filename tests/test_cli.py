@@ -47,7 +47,9 @@ def test_the_lists_are_those_of_the_library() -> None:
     assert list(catalogue.data()) == [
         "digits",
         *sorted(set(sources.names()) - {"digits"}),
+        "shakespeare:STEP",
         "npz:PATH",
+        "leaf:FOLDER",
         "hf:ID_OR_FOLDER",
     ]
     assert catalogue.partitions().keys() == partitions.PARTITIONS.keys()

@@ -14,7 +14,7 @@ from latecomer.engines import graphs
 from latecomer.engines.convolve import WIDEST, rerouted
 from latecomer.engines.vector import Vector
 from latecomer.errors import MemoryShortage
-from latecomer.nets.models import LeNet
+from latecomer.nets.models import MODELS, LeNet
 from latecomer.train import Plan, Training
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -130,3 +130,22 @@ def test_out_of_memory_says_which_chunk_fits_and_auto_finds_it() -> None:
         assert free.chunk < 39
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.parametrize("name", ["conv4", "resnet18", "mobilenet", "lstm"])
+def test_models_train_alike_on_both_devices(name: str) -> None:
+    federation = texts() if name == "lstm" else images()
+    method = methods.get("fedavg")(task=make_task(federation, MODELS[name]), clients=6, members=5, lr=0.01, batch=16)
+    rounds = graphs.EAGER_CALLS + 2
+    expected = replies(Vector(method, [federation]), method, rounds)
+    found = replies(Vector(method, [federation], CUDA), method, rounds)
+    for here, there in zip(expected, found, strict=True):
+        for path, leaf in here.items():
+            assert float((leaf - there[path]).abs().max()) < 2e-3, path
+
+
+def texts(clients: int = 6, each: int = 40) -> Federation:
+    random = np.random.default_rng(0)
+    x, y = random.integers(0, 100, (clients * each, 80)).astype(np.int8), random.integers(0, 100, clients * each)
+    rows = np.arange(clients * each).reshape(clients, each)
+    return Federation.from_arrays(x, y, train=rows[:, :30], test=rows[:, 30:], members=clients - 1, classes=100)

@@ -332,7 +332,7 @@ def test_engines_by_name() -> None:
 def test_auto_takes_the_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert auto.faster(METHOD, [toys.federation()], torch.device("cuda")) == "vector"
     assert auto.faster(METHOD, [toys.federation()], torch.device("cpu")) in ("vector", "loop")
-    clock = iter(range(10**6))
+    clock = (k / 1000 for k in range(10**6))
     ticks = {"Vector": 5, "Loop": 1}
 
     class Timed(auto.Clients):
@@ -343,6 +343,10 @@ def test_auto_takes_the_faster(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(auto, "Clients", Timed)
     monkeypatch.setattr(auto.time, "perf_counter", lambda: next(clock))
+    assert auto.faster(METHOD, [toys.federation()], torch.device("cpu")) == "loop"
+    ticks |= {"Vector": 1, "Loop": 5}
+    assert auto.faster(METHOD, [toys.federation()], torch.device("cpu")) == "vector"
+    ticks |= {"Loop": 60}  # 0.06 seconds for a few examples: so large a network is not even tried on the other
     assert auto.faster(METHOD, [toys.federation()], torch.device("cpu")) == "loop"
 
 

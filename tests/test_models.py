@@ -4,25 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import grad, vmap
 
+import toys
+from latecomer import Federation, make_task, methods, tree
+from latecomer.engines.vector import activation_bytes
 from latecomer.errors import DataError, ModelError, UnknownName
 from latecomer.nets.check import check
-from latecomer.nets.models import CNN, CNN64, MLP, LeNet, builder
+from latecomer.nets.models import CNN, CNN64, LSTM, MLP, MODELS, Conv4, LeNet, MobileNet, ResNet18, builder
 from latecomer.nets.net import Net
-from latecomer.task import Task
+from latecomer.nets.recurrent import Recurrent
+from latecomer.task import Batch, Task
 
 SHAPE = (1, 8, 8)
 
 
-def task(build: Callable[[], nn.Module], shape: tuple[int, ...] = SHAPE, classes: int = 10) -> Task:
-    return Task(Net(build), shape, classes)
+def task(
+    build: Callable[[], nn.Module],
+    shape: tuple[int, ...] = SHAPE,
+    classes: int = 10,
+    dtype: torch.dtype = torch.float32,
+) -> Task:
+    return Task(Net(build), shape, classes, dtype)
 
 
 def flat(*layers: nn.Module, outputs: int = 10) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), *layers, nn.Linear(6, outputs))
+
+
+def memory(model: Callable[..., nn.Module], shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> int:
+    """What an engine reckons for one example."""
+    of = task(lambda: model(shape, 7), shape, 7, dtype)
+    return activation_bytes(methods.get("fedavg")(task=of, clients=2, members=2))
 
 
 # sizes
@@ -39,14 +56,42 @@ def test_other_sizes() -> None:
     assert Net(lambda: CNN64((3, 32, 32), 10)).size == 2_432 + 51_264 + 25 * 64 * 64 + 64 + 64 * 10 + 10 == 156_810
 
 
-@pytest.mark.parametrize("model", [LeNet, CNN, CNN64, MLP])
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (1, 28, 20), (2, 15, 17), (1, 4, 4)])
+def test_sizes_of_the_deep_networks() -> None:
+    """As published with batch normalisation, which has as many weights; 3x3 instead of 7x7 saves 64 * 3 * 40."""
+    assert Net(lambda: ResNet18((3, 224, 224), 1000)).size == 11_689_512
+    assert Net(lambda: ResNet18((3, 32, 32), 10)).size == 11_689_512 - 990 * 513 - 64 * 3 * 40
+    assert Net(lambda: MobileNet((3, 224, 224), 1000)).size == 3_504_872
+    assert Net(lambda: MobileNet((3, 32, 32), 10)).size == 3_504_872 - 990 * 1281
+    convolutions = 64 * 9 * (1 + 3 * 64) + 4 * 64 + 4 * 128
+    assert Net(lambda: Conv4((1, 28, 28), 55)).size == convolutions + 64 * 120 + 120 + 120 * 55 + 55
+    lower, upper = (4 * 256 * (inputs + 256 + 2) for inputs in (8, 256))
+    assert Net(lambda: LSTM((80,), 100)).size == 100 * 8 + lower + upper + 256 * 100 + 100
+
+
+EVERY = [LeNet, CNN, CNN64, MLP, Conv4]
+SHAPES = [(1, 8, 8), (3, 32, 32), (1, 28, 20), (2, 15, 17), (1, 4, 4)]
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        *((model, shape) for model in EVERY for shape in SHAPES),
+        *((model, shape) for model in (ResNet18, MobileNet) for shape in ((2, 15, 17), (1, 4, 4), (1, 64, 66))),
+    ],
+)
 def test_models_pass_the_check_at_every_shape(model: Callable[..., nn.Module], shape: tuple[int, ...]) -> None:
     check(task(lambda: model(shape, 7), shape, 7))
 
 
+def test_large_images_meet_a_stem_that_shrinks_them() -> None:
+    for model in (ResNet18, MobileNet):
+        small, large = (memory(model, (3, side, side)) for side in (32, 64))
+        assert large < 2 * small, "twice the side is four times the pixels, but the first stride takes most of it back"
+
+
 def test_which_model_is_taken() -> None:
     assert builder("auto", (3, 32, 32)) is LeNet
+    assert builder("auto", (80,), text=True) is LSTM
     assert builder("auto", (1, 8, 8)) is MLP
     assert builder("auto", (20,)) is MLP
     assert builder("cnn", (1, 8, 8)) is CNN
@@ -55,10 +100,123 @@ def test_which_model_is_taken() -> None:
 
 
 @pytest.mark.parametrize("shape", [(20,), (1, 3, 8), (8, 8)])
-@pytest.mark.parametrize(("model", "name"), [(LeNet, "lenet"), (CNN, "cnn"), (CNN64, "cnn64")])
-def test_what_is_no_image_is_refused(model: Callable[..., nn.Module], name: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("name", ["lenet", "cnn", "cnn64", "conv4", "resnet18", "mobilenet"])
+def test_what_is_no_image_is_refused(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(DataError, match=f"'{name}' takes images"):
-        model(shape, 10)
+        MODELS[name](shape, 10)
+
+
+# many clients at once
+
+
+@pytest.mark.parametrize("layer", [nn.GroupNorm(2, 6), nn.BatchNorm2d(6, track_running_stats=False), nn.ReLU()])
+def test_clients_that_share_a_model_map_over_images_with_channels_last(layer: nn.Module) -> None:
+    """What an engine does on a CPU when it evaluates a model that all clients share."""
+    net = Net(lambda: nn.Sequential(nn.Conv2d(3, 6, 3), layer, nn.Flatten(), nn.Linear(6 * 36, 10)))
+    params = net.fresh(torch.Generator().manual_seed(0))
+    x = torch.rand(4, 5, 8, 8, 3, generator=torch.Generator().manual_seed(0)).movedim(-1, -3)
+    together = vmap(lambda own: net(params, own), randomness="error")(x)
+    torch.testing.assert_close(together, torch.stack([net(params, own.contiguous()) for own in x]))
+
+
+@pytest.mark.parametrize("name", ["conv4", "resnet18", "mobilenet", "lstm"])
+def test_gradients_of_mapped_clients_are_those_of_each(name: str) -> None:
+    shape, classes = ((6,), 5) if name == "lstm" else ((2, 8, 8), 5)
+    one = task(lambda: MODELS[name](shape, classes), shape, classes, torch.int64 if name == "lstm" else torch.float32)
+    draw = torch.Generator().manual_seed(0)
+    clients = [tree.map(lambda leaf: leaf.double(), one.model.fresh(draw)) for _ in range(3)]
+    x = torch.randint(classes, (3, 4, *shape), generator=draw)
+    batch = Batch(
+        x if name == "lstm" else x.double() + torch.rand(x.shape, generator=draw),
+        torch.randint(classes, (3, 4), generator=draw),
+        torch.ones(3, 4, dtype=torch.bool),
+    )
+
+    def slope(params: tree.Tree, x: Tensor, y: Tensor, real: Tensor) -> tree.Tree:
+        return grad(one.loss)(params, Batch(x, y, real))  # type: ignore[no-any-return]
+
+    together = vmap(slope, randomness="error")(tree.stack(clients), batch.x, batch.y, batch.real)
+    for k, params in enumerate(clients):
+        alone = slope(params, batch.x[k], batch.y[k], batch.real[k])
+        assert toys.gap(tree.row(together, k), alone) < 1e-9
+    assert all(float(leaf.abs().max()) > 0 for leaf in tree.leaves(together)), "every weight matters"
+
+
+# text
+
+
+def torchs_own(layers: list[Recurrent]) -> nn.LSTM:
+    """torch's LSTM with the same weights."""
+    own = nn.LSTM(layers[0].inward.in_features, 256, len(layers), batch_first=True)
+    for k, layer in enumerate(layers):
+        for name, part in (("ih", layer.inward), ("hh", layer.onward)):
+            getattr(own, f"weight_{name}_l{k}").data.copy_(part.weight)
+            getattr(own, f"bias_{name}_l{k}").data.copy_(part.bias)
+    return own
+
+
+def test_the_lstm_computes_what_torchs_own_does() -> None:
+    torch.manual_seed(0)
+    model = LSTM((9,), 12)
+    own = torchs_own([model.lower, model.upper])
+    x = torch.randint(12, (3, 9))
+    states, (hidden, cell) = own(model.embedding(x))
+    expected = model.head(torch.cat([*cell, *hidden], -1))
+    torch.testing.assert_close(model(x), expected)
+    torch.testing.assert_close(expected, nn.functional.linear(states[:, -1], model.head.weight, model.head.bias))
+    model(x).logsumexp(-1).sum().backward()
+    found = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    model.zero_grad()
+    own(model.embedding(x))[0][:, -1].matmul(model.head.weight.t()).add(model.head.bias).logsumexp(-1).sum().backward()
+    for name, weight in own.named_parameters():
+        layer, part = ("lower", "upper")[int(name[-1])], "inward" if "_ih_" in name else "onward"
+        torch.testing.assert_close(found[f"{layer}.{part}.{name.split('_')[0]}"], weight.grad)
+    torch.testing.assert_close(found["embedding.weight"], model.embedding.weight.grad)
+
+
+def test_the_lstm_is_drawn_as_torchs_own() -> None:
+    torch.manual_seed(0)
+    layer = Recurrent(8, 256)
+    for weight in layer.parameters():
+        assert 0.9 / 16 < float(weight.detach().abs().max()) <= 1 / 16
+
+
+def test_features_are_those_that_knnper_compares() -> None:
+    x = torch.randint(12, (3, 9), generator=torch.Generator().manual_seed(0))
+    for name, shape, width in (("lstm", (9,), 1024), ("mobilenet", (3, 8, 8), 1280), ("resnet18", (3, 8, 8), 512)):
+        net = Net(lambda name=name, shape=shape: MODELS[name](shape, 12))
+        params = net.fresh(torch.Generator().manual_seed(0))
+        given = x if name == "lstm" else torch.zeros(3, *shape)
+        features, logits = net.features(params, given)
+        assert features.shape == (3, width)
+        assert torch.equal(logits, net(params, given))
+
+
+def test_texts_are_sequences() -> None:
+    with pytest.raises(DataError, match=r"'lstm' takes sequences of characters; an example here has shape \(1, 8, 8\)"):
+        LSTM((1, 8, 8), 10)
+
+
+def sequences(dtype: str, top: int) -> Federation:
+    x = (np.arange(60).reshape(6, 10) % (top + 1)).astype(dtype)
+    return Federation.from_arrays(x, np.arange(6) % 5, train=[[0, 1, 2]], test=[[3, 4, 5]], classes=5)
+
+
+def test_text_is_told_by_its_numbers() -> None:
+    assert sequences("int8", 4).examples.text
+    assert sequences("int64", 4).examples.text
+    assert not sequences("int64", 5).examples.text
+    assert not sequences("float32", 4).examples.text
+    assert make_task(sequences("int8", 4), LSTM).dtype == torch.int64
+    for wrong in (sequences("int64", 5), sequences("float32", 4)):
+        with pytest.raises(DataError, match="reads sequences of whole numbers from 0 to 4, one for each class"):
+            make_task(wrong, LSTM)
+    assert make_task(sequences("int64", 5), MLP).dtype == torch.int64, "an MLP takes whole numbers too"
+
+
+def test_memory_is_reckoned_for_every_step_of_a_sequence() -> None:
+    short, long = (memory(LSTM, (length,), torch.int64) for length in (10, 80))
+    assert 7.5 < long / short < 8.5
 
 
 # refusals
@@ -77,6 +235,21 @@ def test_running_statistics_are_refused_by_name() -> None:
 def test_batch_statistics_and_groups_are_accepted() -> None:
     check(task(lambda: flat(nn.BatchNorm1d(6, track_running_stats=False), nn.Tanh())))
     check(task(lambda: flat(nn.GroupNorm(2, 6))))
+
+
+def test_a_refused_layer_deep_inside_is_found() -> None:
+    def build(layer: nn.Module) -> Callable[[], nn.Module]:
+        def made() -> nn.Module:
+            model = ResNet18((1, 8, 8), 10)
+            model.blocks[3].path[1] = layer
+            return model
+
+        return made
+
+    with pytest.raises(ModelError, match=r"Layer 'blocks\.3\.path\.1' \(BatchNorm2d\) keeps running statistics"):
+        check(task(build(nn.BatchNorm2d(128))))
+    with pytest.raises(ModelError, match=r"Layer 'blocks\.3\.path\.1' \(Dropout2d\) breaks the rules"):
+        check(task(build(nn.Dropout2d(0.1))))
 
 
 @pytest.mark.parametrize("outputs", [9, 11])
@@ -159,15 +332,13 @@ def test_constants_come_along_and_are_no_weights() -> None:
 
 
 def test_the_head_is_the_last_layer() -> None:
-    from latecomer.nets.models import MODELS
-
-    shape = (3, 32, 32)
-    heads = {name: Task(Net(lambda build=build: build(shape, 7)), shape, 7).head for name, build in MODELS.items()}
+    shapes = {name: (80,) if name == "lstm" else (3, 32, 32) for name in MODELS}
+    heads = {name: task(lambda name=name: MODELS[name](shapes[name], 7), shapes[name], 7).head for name in MODELS}
     assert heads == {
         "lenet": ("fc3.weight", "fc3.bias"),
         "cnn": ("layers.9.weight", "layers.9.bias"),
         "cnn64": ("layers.5.weight", "layers.5.bias"),
-        "mlp": ("head.weight", "head.bias"),
+        **dict.fromkeys(("mlp", "conv4", "resnet18", "mobilenet", "lstm"), ("head.weight", "head.bias")),
     }
 
 

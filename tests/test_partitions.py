@@ -16,14 +16,22 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before datasets is imported: no test touch
 
 from latecomer.data import Federation, Source, federate, from_partitioner
 from latecomer.data.federation import SPLITS
+from latecomer.data.pachinko import allocate
 from latecomer.data.partitions import names
 from latecomer.errors import DataError, SettingError, UnknownName
 
-COMPLETE = ("classes", "dirichlet", "iid", "rotations")  # the partitions that use every example
+COMPLETE = (
+    "classes",
+    "dirichlet",
+    "hierarchical",
+    "iid",
+    "pachinko",
+    "rotations",
+)  # the partitions that use every example
 
 
-def made_up(train: int = 600, test: int = 200, classes: int = 10, writers: int = 12) -> Source:
-    """Every example's single pixel column tells which one it is."""
+def made_up(train: int = 600, test: int = 200, classes: int = 10, writers: int = 12, groups: int = 5) -> Source:
+    """Every example's single pixel column tells which one it is; of 5 coarse classes, class 7 is in the third."""
     count = train + test
     x = np.zeros((count, 1, 4), np.uint8)
     x[:, 0] = np.arange(count)[:, None] >> np.array([0, 8, 16, 24]) & 255
@@ -31,6 +39,7 @@ def made_up(train: int = 600, test: int = 200, classes: int = 10, writers: int =
     return Source(
         "made-up", x[:train], y[:train], x[train:], y[train:], classes,
         client_train=client[:train], client_test=client[train:],
+        coarse_train=y[:train] % groups, coarse_test=y[train:] % groups,
     )  # fmt: skip
 
 
@@ -52,6 +61,8 @@ def class_sets(federation: Federation, split: str = "train") -> list[set[int]]:
 
 # properties of all partitions
 
+LIMIT = {"hierarchical": 5}  # coarse classes
+
 requests = st.fixed_dictionaries(
     {
         "partition": st.sampled_from(names()),
@@ -60,10 +71,11 @@ requests = st.fixed_dictionaries(
         "split": st.sampled_from(["pefll", "pfedhn"]),
         "over": st.sampled_from(["clients", "classes"]),
         "alpha": st.sampled_from([0.05, 0.3, 1.0, 100.0]),
+        "fine_alpha": st.sampled_from([1e-3, 0.3, 10.0]),
         "validation": st.sampled_from([0.0, 0.1, 0.2, 0.5]),
         "classes_per_client": st.integers(0, 10),
     }
-)
+).map(lambda made: made | {"classes_per_client": min(made["classes_per_client"], LIMIT.get(made["partition"], 10))})
 
 
 @settings(deadline=None, derandomize=True, max_examples=120)
@@ -109,6 +121,14 @@ def test_members_come_first_and_the_asked_share_is_labelled(
     assert int(federation.labelled[:members].sum()) == round(labelled * members)
     assert federation.labelled[members:].tolist() == [late] * (12 - members)
     assert rows(federation) == rows(federate(SOURCE, **request))  # who is late or labelled does not deal anew
+
+
+def test_several_seeds_share_the_examples() -> None:
+    source = made_up()
+    first, second = (federate(source, partition="iid", clients=4, seed=seed) for seed in (0, 1))
+    assert rows(first) != rows(second)
+    assert first.examples.x.data_ptr() == second.examples.x.data_ptr()
+    assert first.examples.y.data_ptr() == second.examples.y.data_ptr()
 
 
 def test_the_images_of_a_client_are_its_own() -> None:
@@ -198,6 +218,154 @@ def test_small_alpha_makes_clients_unlike_each_other() -> None:
 def test_extreme_alphas_lose_nothing(alpha: float) -> None:
     federation = federate(SOURCE, partition="dirichlet", clients=3, over="classes", alpha=alpha)
     assert len(everything(federation)) == 800 or federation.notes
+
+
+# latecomers with an alpha of their own
+
+
+def evenness(federation: Federation) -> np.ndarray[Any, Any]:
+    """How even the classes of each client are: 1 where all are equally frequent."""
+    y = federation.examples.y
+    counts = np.stack([y[federation.train[k].long()].bincount(minlength=10).numpy() for k in range(len(federation))])
+    shares = counts / counts.sum(1, keepdims=True)
+    return -np.where(shares > 0, shares * np.log(np.where(shares > 0, shares, 1)), 0).sum(1) / np.log(10)
+
+
+@pytest.mark.parametrize("options", [{"partition": "dirichlet", "over": "classes"}, {"partition": "pachinko"}])
+def test_latecomers_may_be_drawn_with_another_alpha(options: dict[str, Any]) -> None:
+    for own, other in ((0.05, 100.0), (100.0, 0.05)):
+        federation = federate(CIFAR, clients=60, unseen=0.2, alpha=own, unseen_alpha=other, **options)
+        even = evenness(federation)
+        members, late = even[: federation.members].mean(), even[federation.members :].mean()
+        assert (late - members) * (other - own) > 0
+        assert abs(late - members) > 0.3
+        assert len(set(everything(federation))) == len(everything(federation))
+
+
+@pytest.mark.parametrize("options", [{"partition": "dirichlet", "over": "classes"}, {"partition": "pachinko"}])
+def test_the_members_alpha_given_again_changes_nothing(options: dict[str, Any]) -> None:
+    options |= {"clients": 20, "unseen": 0.2, "alpha": 0.3}
+    assert rows(federate(SOURCE, **options)) == rows(federate(SOURCE, **options, unseen_alpha=0.3))
+
+
+def test_an_alpha_of_latecomers_needs_some_and_a_partition_that_draws_them() -> None:
+    with pytest.raises(SettingError, match=r"unseen_alpha is 0\.5, but there are no latecomers"):
+        federate(SOURCE, partition="pachinko", clients=10, unseen_alpha=0.5)
+    for partition in ("classes", "natural", "iid", "dirichlet", "hierarchical"):
+        with pytest.raises(SettingError, match="it needs a partition that draws the class shares of every client"):
+            federate(SOURCE, partition=partition, clients=10, unseen=0.2, unseen_alpha=0.5)
+
+
+# coarse classes
+
+HUNDRED = made_up(50_000, 10_000, classes=100, groups=20)  # as many examples and classes as CIFAR-100
+
+
+def one_by_one(
+    stock: list[int], parent: list[int], alphas: list[float], beta: float, random: np.random.Generator
+) -> list[list[int]]:
+    """Pachinko allocation as Reddi et al. tell it: a draw, and only then the next one."""
+    left, given = list(stock), [[0] * len(alphas) for _ in stock]
+    each = sum(stock) // len(alphas)
+    for client in random.permutation(len(alphas)):
+        coarse = random.dirichlet([alphas[client]] * (max(parent) + 1))
+        fine = [random.dirichlet([beta] * parent.count(group)) for group in range(max(parent) + 1)]
+        for _ in range(each):
+            groups = [
+                group if any(n for n, p in zip(left, parent, strict=True) if p == group) else -1 for group in (0, 1)
+            ]
+            weights = np.array([coarse[group] if group >= 0 else 0.0 for group in groups])
+            group = random.choice(2, p=weights / weights.sum())
+            labels = [k for k, p in enumerate(parent) if p == group]
+            weights = np.array([fine[group][k] if left[label] else 0.0 for k, label in enumerate(labels)])
+            label = labels[random.choice(len(labels), p=weights / weights.sum())]
+            left[label] -= 1
+            given[label][client] += 1
+    return given
+
+
+def test_drawing_together_is_like_drawing_one_by_one() -> None:
+    stock, parent, alphas = [2, 5, 4, 3, 6], [0, 0, 1, 1, 1], [0.3, 2.0]
+    random = np.random.default_rng(0)
+    few = [
+        allocate(np.array(stock), np.array(parent), np.array(alphas), 0.8, random) for _ in range(1500)
+    ]  # [draws, classes, clients]
+    slow = [one_by_one(stock, parent, alphas, 0.8, random) for _ in range(1500)]
+    for power in (1, 2):
+        a, b = (np.array(draws, float) ** power for draws in (few, slow))
+        error = np.sqrt((a.var(0) + b.var(0)) / len(a))
+        assert (np.abs(a.mean(0) - b.mean(0)) < 4 * error).all()
+    products = [
+        np.einsum("nij,nkj->ik", np.array(draws, float), np.array(draws, float)) / 1500 for draws in (few, slow)
+    ]
+    assert np.abs(products[0] - products[1]).max() < 0.5, "classes of one parent go together alike"
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    stock=st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    clients=st.integers(1, 6),
+    alpha=st.sampled_from([1e-300, 0.01, 1.0, 1e6]),
+    beta=st.sampled_from([1e-300, 0.01, 10.0]),
+    seed=st.integers(0, 2**32),
+)
+def test_pachinko_gives_everything_away_in_equal_parts(
+    stock: list[int], clients: int, alpha: float, beta: float, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    parent = np.unique(random.integers(0, 3, len(stock)), return_inverse=True)[1]
+    given = allocate(np.array(stock), parent, np.full(clients, alpha), beta, random)
+    assert given.sum(1).tolist() == stock
+    assert given.min() >= 0
+    assert given.sum(0).max() - given.sum(0).min() <= 1
+
+
+def test_pachinko_clients_are_alike_in_size_and_unlike_in_classes() -> None:
+    federation = federate(HUNDRED, partition="pachinko", clients=200, alpha=0.1, unseen=0.1)
+    y = federation.examples.y
+    sizes = sum(federation.rows(split).sizes for split in SPLITS)
+    assert sorted(everything(federation)) == list(range(60_000))
+    assert (
+        270 < int(sizes.min()) <= int(sizes.max()) < 330
+    )  # 300 each, less what rounding in every split takes or gives
+    groups = [np.bincount(y[federation.train[k].long()].numpy() % 20, minlength=20) for k in range(180)]
+    top = np.array([count.max() / count.sum() for count in groups])
+    assert 0.4 < top.mean() < 0.8
+    fine = y[federation.train[0].long()]
+    main = fine[fine % 20 == int(groups[0].argmax())].bincount(minlength=100)
+    assert int((main > 0).sum()) == 5, "fine_alpha 10 spreads a coarse class over its fine ones"
+
+
+def test_hierarchical_clients_share_a_coarse_class() -> None:
+    """pFedHN, section 5.5: every one of CIFAR-100's 20 coarse classes falls to five of 100 clients."""
+    federation = federate(HUNDRED, partition="hierarchical", clients=100)
+    assert [federation.rows(split).sizes.unique().tolist() for split in SPLITS] == [[400], [100], [100]]
+    sets = class_sets(federation)
+    assert all(len(owned) == 5 and len({label % 20 for label in owned}) == 1 for owned in sets)
+    assert np.bincount([min(owned) % 20 for owned in sets]).tolist() == [5] * 20
+    assert sorted(everything(federation)) == list(range(60_000))
+
+
+def test_hierarchical_clients_may_have_several_coarse_classes() -> None:
+    federation = federate(SOURCE, partition="hierarchical", clients=10, classes_per_client=3)
+    assert all(len({label % 5 for label in owned}) == 3 and len(owned) == 6 for owned in class_sets(federation))
+    with pytest.raises(SettingError, match="classes_per_client is 6, but 'made-up' has 5 coarse classes"):
+        federate(SOURCE, partition="hierarchical", clients=10, classes_per_client=6)
+
+
+@pytest.mark.parametrize("partition", ["hierarchical", "pachinko"])
+def test_coarse_labels_may_be_text_and_cut_through_classes(partition: str) -> None:
+    coarse = np.array(["left", "right"])[np.arange(800) % 3 % 2]  # every class is on both sides
+    source = replace(SOURCE, coarse_train=coarse[:600], coarse_test=coarse[600:])
+    federation = federate(source, partition=partition, clients=4)
+    assert sorted(everything(federation)) == list(range(800))
+
+
+@pytest.mark.parametrize("partition", ["hierarchical", "pachinko"])
+def test_without_coarse_labels_they_are_refused(partition: str) -> None:
+    for missing in ("coarse_train", "coarse_test"):
+        with pytest.raises(DataError, match=f"'made-up' has no coarse labels, which the partition '{partition}' needs"):
+            federate(replace(SOURCE, **{missing: None}), partition=partition, clients=4)
 
 
 # as FLowDUP's paper splits
@@ -402,6 +570,12 @@ BAD: dict[str, tuple[type[Exception], dict[str, Any]]] = {
     "labelled is -0.1": (SettingError, {"labelled": -0.1}),
     "alpha is 0;": (SettingError, {"alpha": 0, "partition": "dirichlet"}),
     "alpha is inf": (SettingError, {"alpha": float("inf"), "partition": "dirichlet"}),
+    "fine_alpha is 0;": (SettingError, {"fine_alpha": 0, "partition": "pachinko"}),
+    "unseen_alpha is nan;": (
+        SettingError,
+        {"unseen_alpha": float("nan"), "unseen": 0.2, "partition": "dirichlet", "over": "classes"},
+    ),
+    "unseen_alpha is -1;": (SettingError, {"unseen_alpha": -1, "unseen": 0.2, "partition": "pachinko"}),
     "classes_per_client is 11; allowed is 0 .* to 10": (SettingError, {"classes_per_client": 11}),
     "classes_per_client is -1": (SettingError, {"classes_per_client": -1}),
     "validation is 1": (SettingError, {"validation": 1.0}),
@@ -426,7 +600,7 @@ def test_latecomers_that_all_drop_out_are_missed() -> None:
 def test_natural_needs_ids_and_classes_need_labels() -> None:
     with pytest.raises(DataError, match="'made-up' has no client ids"):
         federate(replace(SOURCE, client_train=None), partition="natural", clients=0)
-    for partition in ("classes", "dirichlet"):
+    for partition in ("classes", "dirichlet", "hierarchical", "pachinko"):
         with pytest.raises(DataError, match="600 examples of 'made-up' have no label"):
             federate(replace(SOURCE, y_train=np.full(600, -1)), partition=partition, clients=4)
     assert not federate(replace(SOURCE, y_train=np.full(600, -1)), partition="iid", clients=4).weight.any()

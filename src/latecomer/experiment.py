@@ -16,7 +16,7 @@ import torch
 from . import __version__, methods
 from .data import Federation, federate, load
 from .engines import make
-from .errors import RunError, SettingError
+from .errors import DataError, RunError, SettingError
 from .method import Method
 from .nets.check import check
 from .nets.models import builder
@@ -91,17 +91,15 @@ class Experiment:
         """One federation a seed; they share the examples and differ in who owns what."""
         s, source = self.settings, load(self.settings.data)
         names = ("partition", "split", "classes_per_client", "alpha", "over", "rotations", "examples", "validation")
-        options = {
-            name: getattr(s, name)
-            for name in (*names, "clients", "unseen", "labelled", "unseen_labelled", "validators")
-        }
+        more = ("clients", "unseen", "labelled", "unseen_labelled", "validators", "fine_alpha", "unseen_alpha")
+        options = {name: getattr(s, name) for name in (*names, *more)}
         first = federate(source, seed=s.seed, **options)
         rest = [federate(source, seed=s.seed + k, **options) for k in range(1, s.seeds)]
         return [first, *(dataclasses.replace(other, examples=first.examples) for other in rest)]
 
     def method(self, federations: Sequence[Federation]) -> Method:
         first, kind = federations[0], methods.get(self.settings.method)
-        model = builder(self.settings.model, first.examples.shape)
+        model = builder(self.settings.model, first.examples.shape, first.examples.text)
         task = make_task(first, model)
         members = min(federation.members for federation in federations)
         if (
@@ -121,7 +119,13 @@ def make_task(federation: Federation, model: Callable[[tuple[int, ...], int], to
     """The task of classifying a federation's examples with a model, which is checked against the rules for steps."""
     examples = federation.examples
     dtype = torch.float32 if examples.images or examples.x.is_floating_point() else examples.x.dtype
+    dtype = torch.int64 if dtype in (torch.int8, torch.int16) else dtype  # small to store; networks want them large
     task = Task(Net(lambda: model(examples.shape, examples.classes)), examples.shape, examples.classes, dtype)
+    if hasattr(task.model.skeleton, "vocabulary") and not examples.text:
+        raise DataError(
+            f"This model reads sequences of whole numbers from 0 to {examples.classes - 1}, one for each class; "
+            f"the examples are {examples.x.dtype} of shape {examples.shape}, or go beyond."
+        )
     check(task)
     return task
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,8 @@ class Run:
     def begin(experiment: Experiment) -> Run:
         """A new run; whatever can be wrong is found before the folder appears."""
         s = experiment.settings
-        name = s.name or f"{s.method}-{s.data.split(':')[-1].replace('/', '_')}-{time.strftime('%Y%m%d-%H%M%S')}"
+        data = re.sub("[/:]", "_", re.sub("^(npz|leaf|hf):", "", s.data))
+        name = s.name or f"{s.method}-{data}-{time.strftime('%Y%m%d-%H%M%S')}"
         path = Path(s.out) / name
         if path.exists():
             raise RunError(f"The run folder {path} exists already; choose another --name, or latecomer resume {path}.")

@@ -32,15 +32,21 @@ class Settings:
     """A run, less the method's own settings. `None` means: as the method's paper does, else latecomer's default."""
 
     method: str = setting("", "the method; `latecomer list methods` names them")
-    data: str = setting("digits", "data set: a name, npz:PATH or hf:ID; `latecomer list data` names them")
+    data: str = setting("digits", "data set: a name, npz:PATH, leaf:FOLDER or hf:ID; `latecomer list data` names them")
     partition: str = setting("classes", "how the data fall to the clients; `latecomer list partitions` names them")
     split: Literal["pefll", "pfedhn", "flowdup"] | None = setting(
         None,
         "whose variant of the classes partition; flowdup (also iid, rotations): latecomers share the test images, have "
         "no labels, and are scored on all that they have",
     )
-    classes_per_client: int = setting(0, "classes partition: classes a client has; 0: 2 of 10, 10 of 100", low=0)
-    alpha: float = setting(0.1, "dirichlet partition: concentration; smaller is more uneven", above=0)
+    classes_per_client: int = setting(
+        0, "classes partition: classes a client has; 0: 2 of 10, 10 of 100 (hierarchical: coarse classes; 0: 1)", low=0
+    )
+    alpha: float = setting(0.1, "dirichlet and pachinko partitions: concentration; smaller is more uneven", above=0)
+    fine_alpha: float = setting(10.0, "pachinko partition: the same for fine classes within a coarse one", above=0)
+    unseen_alpha: float = setting(
+        0.0, "latecomers' own alpha (pachinko, or dirichlet over classes); 0: the members'", low=0
+    )
     over: Literal["clients", "classes"] = setting(
         "clients", "dirichlet partition: draw each class's shares over clients, or each client's shares over classes"
     )
@@ -59,7 +65,7 @@ class Settings:
     labelled: float = setting(1.0, "share of the training clients that have labels", low=0, high=1)
     unseen_labelled: bool = setting(True, "whether latecomers, and validators like them, have labels")
     model: str = setting(
-        "auto", "client model; `latecomer list models` names them; auto: lenet, or mlp below 16 pixels"
+        "auto", "client model; `latecomer list models` names them; auto: lenet, mlp below 16 pixels, lstm for text"
     )
     rounds: int | None = setting(None, "rounds of training", low=1)
     cohort: int | None = setting(None, "clients a round", low=1)

@@ -53,10 +53,17 @@ def _described(path: str, registry: str) -> Names:
     """The first docstring line of the function or class that a registry holds under each name."""
     lines = {
         node.name: (ast.get_docstring(node) or "").split("\n")[0]
-        for node in _parsed(path).body
+        for file in (*_neighbours(path), path)
+        for node in _parsed(file).body
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
     }
     return {name: lines.get(ast.unparse(value), "") for name, value in _table(path, registry).items()}
+
+
+def _neighbours(path: str) -> list[str]:
+    """The files of the same folder that a file imports from."""
+    imports = [node for node in _parsed(path).body if isinstance(node, ast.ImportFrom) and node.level == 1]
+    return [f"{Path(path).parent.as_posix()}/{node.module}.py" for node in imports]
 
 
 def _table(path: str, name: str) -> dict[str, ast.expr]:

@@ -35,7 +35,7 @@ def two_splits(table: Arrays, share: float, groups: NDArray[Any] | None = None) 
 
 
 def checked_x(x: NDArray[Any], key: str, origin: str) -> NDArray[Any]:
-    """Images as uint8, whole numbers as int64, anything else as float32."""
+    """Images as uint8, characters as int8, other whole numbers as int64, anything else as float32."""
     if x.dtype.kind not in "biuf":
         raise DataError(f"{key} in {origin} holds {x.dtype} values; they must be numbers.")
     if x.dtype == np.uint8:
@@ -49,6 +49,8 @@ def checked_x(x: NDArray[Any], key: str, origin: str) -> NDArray[Any]:
         return x
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise DataError(f"{key} in {origin} holds {int((~np.isfinite(x)).sum())} values that are NaN or infinite.")
+    if x.dtype == np.int8:
+        return x
     return x.astype(np.int64 if x.dtype.kind in "iu" else np.float32, copy=False)
 
 

@@ -33,6 +33,8 @@ def federate(
     examples: int = 0,
     unseen_labelled: bool = True,
     validators: float = 0.0,
+    fine_alpha: float = 10.0,
+    unseen_alpha: float = 0.0,
 ) -> Federation:
     """Deal the examples of a source to clients.
 
@@ -40,10 +42,13 @@ def federate(
     `labelled` share of the members has labels; the others have them if `unseen_labelled`. As the split "flowdup",
     latecomers share the test examples and are scored on what describes them; so are validators, on training examples.
     With `rotations` every client draws one of these angles for all its images. `examples` above zero is the most that
-    a client may train on.
+    a client may train on. `unseen_alpha` above zero is the latecomers' own Dirichlet alpha.
     """
     source = load(source) if isinstance(source, str) else source
-    plan = Plan(clients, split, classes_per_client, alpha, over, validation)
+    plan = Plan(clients, split, classes_per_client, alpha, over, validation, fine_alpha)
+    if unseen_alpha:
+        plan = replace(plan, late=_set_apart(unseen, validators, clients)[0], unseen_alpha=unseen_alpha)
+        _check_unseen_alpha(partition, plan)
     angles = tuple(rotations) or ((0, 90, 180, 270) if partition == "rotations" else ())
     _check(source, partition, plan)
     _check_options(source, labelled, examples, seed, angles)
@@ -57,8 +62,8 @@ def federate(
         dealt.split[(dealt.split == VAL) & (dealt.owner >= members)] = TRAIN
     rows = _rows(_capped(dealt, examples, (TRAIN, TEST) if own else (TRAIN,), _random(seed, "examples")))
     federation = Federation.from_arrays(
-        np.concatenate((source.x_train, source.x_test)),
-        np.concatenate((source.y_train, source.y_test)),
+        source.x,
+        source.y,
         **_scored_on_all(rows, members, judges) if own else rows,
         members=members,
         validators=judges,
@@ -156,8 +161,10 @@ def _check(source: Source, partition: str, plan: Plan) -> None:
         raise SettingError(
             f"validation is {plan.validation}; it is a share of the training examples, from 0 to below 1."
         )
-    if not (plan.alpha > 0 and math.isfinite(plan.alpha)):
-        raise SettingError(f"alpha is {plan.alpha}; it must be a number above 0.")
+    alphas = {"alpha": plan.alpha, "fine_alpha": plan.fine_alpha, "unseen_alpha": plan.unseen_alpha or plan.alpha}
+    for name, value in alphas.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise SettingError(f"{name} is {value}; it must be a number above 0.")
     if not 0 <= plan.classes_per_client <= source.classes:
         allowed = f"0 (the usual number) to {source.classes}, the classes of {source.name!r}"
         raise SettingError(f"classes_per_client is {plan.classes_per_client}; allowed is {allowed}.")
@@ -178,6 +185,16 @@ def _check_flowdup(partition: str, unseen: float, unseen_labelled: bool) -> None
         raise SettingError(
             "The split 'flowdup' scores latecomers on the very examples that they have, so they must not have labels; "
             "give --unseen-labelled false."
+        )
+
+
+def _check_unseen_alpha(partition: str, plan: Plan) -> None:
+    if not plan.late:
+        raise SettingError(f"unseen_alpha is {plan.unseen_alpha}, but there are no latecomers; unseen is 0.")
+    if partition != "pachinko" and (partition, plan.over) != ("dirichlet", "classes"):
+        raise SettingError(
+            f"unseen_alpha is {plan.unseen_alpha}; it needs a partition that draws the class shares of every client: "
+            "pachinko, or dirichlet over classes."
         )
 
 

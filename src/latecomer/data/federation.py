@@ -44,6 +44,12 @@ class Examples:
     def images(self) -> bool:
         return self.x.dtype == torch.uint8 and self.x.ndim == 4
 
+    @cached_property
+    def text(self) -> bool:
+        """Whether examples are sequences of class numbers: characters, whose label is the one that follows."""
+        whole = not self.x.is_floating_point() and self.x.dtype != torch.bool
+        return whole and self.x.ndim == 2 and int(self.x.min()) >= 0 and int(self.x.max()) < self.classes
+
     def to(self, device: torch.device) -> Examples:
         return Examples(self.x.to(device), self.y.to(device), self.classes, self.mean, self.std)
 

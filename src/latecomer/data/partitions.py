@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..errors import DataError, SettingError
 from .arrays import hold_out
 from .federation import SPLITS
+from .pachinko import allocate
 from .sources import Source
 
 TRAIN, VAL, TEST = range(len(SPLITS))
@@ -28,11 +29,18 @@ class Plan:
 
     clients: int
     split: str  # of `classes`: as "pefll" or as "pfedhn"; of SHARED_OUT also as "flowdup"
-    classes_per_client: int  # 0: a fifth of the classes, or a tenth where there are 20 or more
-    alpha: float  # of `dirichlet`: small makes clients unlike each other
+    classes_per_client: int  # 0: a fifth of the classes, or a tenth where there are 20 or more; one coarse class
+    alpha: float  # of `dirichlet` and `pachinko`: small makes clients unlike each other
     over: str  # of `dirichlet`: each class has shares over the "clients", or each client has shares over the "classes"
     validation: float  # share of the training examples
+    fine_alpha: float = 10.0  # of `pachinko`: the same for the fine classes within a coarse one
     late: int = 0  # latecomers, who are the last clients
+    unseen_alpha: float = 0.0  # their own alpha; 0: the same as everybody's
+
+    @property
+    def groups(self) -> tuple[tuple[float, int], tuple[float, int]]:
+        """An alpha and how many clients have it, for the others and for latecomers."""
+        return (self.alpha, self.clients - self.late), (self.unseen_alpha or self.alpha, self.late)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,15 +89,40 @@ def dirichlet(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
     if plan.over == "clients":
         shares = random.dirichlet(np.full(plan.clients, plan.alpha), source.classes)  # [classes, clients]
     else:
-        wanted = random.dirichlet(np.full(source.classes, plan.alpha), plan.clients).T
+        drawn = [random.dirichlet(np.full(source.classes, alpha), count) for alpha, count in plan.groups]
+        wanted = np.concatenate(drawn).T
         total = wanted.sum(1, keepdims=True)
         shares = np.where(total > 0, wanted / np.where(total > 0, total, 1), 1 / plan.clients)
     return Dealt(_deal(y, split, shares, random), split, plan.clients)
 
 
+def pachinko(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
+    """Every client draws coarse classes, and fine ones within them, by Dirichlet shares; all clients are equally large.
+
+    The draw is over all examples; a client's share of a class is the same for training, validation and testing.
+    """
+    cell, parent = _cells(source, "pachinko")
+    split = _split(source, cell, plan.validation, random)
+    alphas = np.repeat([alpha for alpha, _ in plan.groups], [count for _, count in plan.groups])
+    given = allocate(np.bincount(cell), parent, alphas, plan.fine_alpha, random)
+    return Dealt(_deal(cell, split, given / given.sum(1, keepdims=True), random), split, plan.clients)
+
+
+def hierarchical(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
+    """Every client has k coarse classes, 1 unless told otherwise; owners share all fine classes in them equally."""
+    cell, parent = _cells(source, "hierarchical")
+    count, groups = plan.classes_per_client or 1, int(parent.max()) + 1
+    if count > groups:
+        raise SettingError(f"classes_per_client is {count}, but {source.name!r} has {groups} coarse classes.")
+    owned = _draw_classes(plan.clients, count, groups, random)
+    shares = owned / np.maximum(owned.sum(1, keepdims=True), 1)
+    split = _split(source, cell, plan.validation, random)
+    return Dealt(_deal(cell, split, shares[parent], random), split, plan.clients)
+
+
 def iid(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
     """Every client has an equal part of everything, at random."""
-    y = np.concatenate((source.y_train, source.y_test))
+    y = source.y
     split = _split(source, y, plan.validation, random)
     equal = _each(np.ones((1, plan.clients), bool), plan)
     return Dealt(_deal(np.zeros_like(y), split, equal, random), split, plan.clients)
@@ -103,7 +136,7 @@ def rotations(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
 def natural(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
     """Every client is one of the writers, speakers or devices that the source names; `clients=0` takes them all."""
     writer, test_is_theirs = _writers(source)
-    y = np.concatenate((source.y_train, source.y_test))
+    y = source.y
     split = np.full(len(y), TRAIN, np.int8)
     notes: tuple[str, ...] = ()
     if test_is_theirs:
@@ -127,8 +160,10 @@ SHARED_OUT = ("classes", "iid", "rotations")
 PARTITIONS: dict[str, Partition] = {
     "classes": classes,
     "dirichlet": dirichlet,
+    "hierarchical": hierarchical,
     "iid": iid,
     "natural": natural,
+    "pachinko": pachinko,
     "rotations": rotations,
 }
 
@@ -190,13 +225,24 @@ def _uneven(owned: NDArray[Any], count: int, random: np.random.Generator) -> NDA
 
 
 def _labels(source: Source, partition: str) -> NDArray[Any]:
-    y = np.concatenate((source.y_train, source.y_test))
+    y = source.y
     unknown = int((y < 0).sum())
     if unknown:
         raise DataError(
             f"{unknown} examples of {source.name!r} have no label, which the partition {partition!r} needs."
         )
     return y
+
+
+def _cells(source: Source, partition: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Of every example its fine class within its coarse one, numbered; and of every such number its coarse class."""
+    y = _labels(source, partition)
+    if source.coarse_train is None or source.coarse_test is None:
+        wanted = f"which the partition {partition!r} needs: coarse_train and coarse_test of an .npz"
+        raise DataError(f"The source {source.name!r} has no coarse labels, {wanted}.")
+    coarse = np.unique(np.concatenate((source.coarse_train, source.coarse_test)), return_inverse=True)[1]
+    pairs, cell = np.unique(coarse * source.classes + y, return_inverse=True)
+    return cell, pairs // source.classes
 
 
 def _writers(source: Source) -> tuple[NDArray[Any], bool]:

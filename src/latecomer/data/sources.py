@@ -2,12 +2,14 @@
 
     digits                    scikit-learn's bundled handwritten digits: no download
     cifar10, mnist, ...       <name>.npz in the folder $LATECOMER_DATA, else Hugging Face (extra `hub`)
+    shakespeare:STEP          as shakespeare, with a window every STEP characters instead of at each
     npz:PATH                  a file of your own
+    leaf:FOLDER               what LEAF's scripts write as JSON: FEMNIST, Shakespeare or the like
     hf:ID_OR_FOLDER           any image classification set of Hugging Face, or a folder that `save_to_disk` wrote
 
 An .npz holds x_train, y_train, x_test and y_test; optionally client_train and client_test (natural client ids) and
 coarse_train and coarse_test (groups of classes). Images are uint8, [N, height, width] or [N, height, width, channels].
-A label of -1 means that it is unknown.
+A label of -1 means that it is unknown. docs/data.md tells more.
 """
 
 from __future__ import annotations
@@ -19,15 +21,18 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, LatecomerError, UnknownName
+from ..errors import DataError, LatecomerError, SettingError, UnknownName
 from .arrays import Arrays, brief, checked_x, checked_y, class_count, kind_of, two_splits
 from .hub import read_hub
+from .leaf import read_leaf
+from .text import read_roles
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL = ("client_train", "client_test", "coarse_train", "coarse_test")
@@ -63,6 +68,15 @@ class Source:
     coarse_train: NDArray[Any] | None = None  # superclasses
     coarse_test: NDArray[Any] | None = None
 
+    @cached_property
+    def x(self) -> NDArray[Any]:
+        """The training examples and then the test examples, in one array that all federations share."""
+        return np.concatenate((self.x_train, self.x_test))
+
+    @cached_property
+    def y(self) -> NDArray[Any]:
+        return np.concatenate((self.y_train, self.y_test))
+
 
 @dataclass(frozen=True)
 class _Known:
@@ -82,13 +96,14 @@ _KNOWN = {
     "fashion-mnist": _Known(10, "zalando-datasets/fashion_mnist"),
     "femnist": _Known(62, "flwrlabs/femnist", side=32),
     "omniglot": _Known(55),
+    "shakespeare": _Known(100),  # characters
 }
 
 _UNKNOWN = _Known(0)
 
 
 def names() -> list[str]:
-    """The sources that have a name; `npz:PATH` and `hf:ID_OR_FOLDER` name any other."""
+    """The sources that have a name; `npz:PATH`, `leaf:FOLDER` and `hf:ID_OR_FOLDER` name any other."""
     return sorted([*_KNOWN, "digits"])
 
 
@@ -100,15 +115,24 @@ def load(name: str) -> Source:
     if kind == "hf" and place:
         arrays, classes = read_hub(place)
         return _source(name, arrays, place, _Known(classes))
+    if kind == "leaf" and place:
+        arrays, classes = read_leaf(place)
+        return _source(Path(place).name, arrays, place, _Known(classes))
+    if kind == "shakespeare" and place:
+        if not (place.isdecimal() and int(place)):
+            raise SettingError(
+                f"{name!r} asks for a window every {place!r} characters; that is a whole number above 0."
+            )
+        return _named(kind, int(place))
     if name == "digits":
         return _digits()
     if name in _KNOWN:
         return _named(name)
     own = [f"npz:{name}"] if name.endswith(".npz") else []
-    raise UnknownName("data set", name, [*names(), "npz:PATH", "hf:ID_OR_FOLDER", *own])
+    raise UnknownName("data set", name, [*names(), "npz:PATH", "leaf:FOLDER", "hf:ID_OR_FOLDER", *own])
 
 
-# the four ways to come by arrays
+# the ways to come by arrays
 
 
 def _digits() -> Source:
@@ -117,12 +141,13 @@ def _digits() -> Source:
     return _source("digits", two_splits({"x": x, "y": y}, 0.2), "scikit-learn's digits", _Known(10))
 
 
-def _named(name: str) -> Source:
+def _named(name: str, step: int = 1) -> Source:
     known, folder = _KNOWN[name], os.environ.get("LATECOMER_DATA", "")
     path = Path(folder) / f"{name}.npz"
     if folder and path.is_file():
-        arrays = read_npz(str(path))
-        return _source(name, _omniglot(arrays, str(path)) if name == "omniglot" else arrays, str(path), known)
+        return _source(name, _arranged(name, read_npz(str(path)), str(path), step), str(path), known)
+    if name == "femnist" and folder and path.with_suffix("").is_dir():
+        return _source(name, read_leaf(str(path.with_suffix("")))[0], str(path.with_suffix("")), known)
     looked = f"there is no {path}" if folder else "LATECOMER_DATA is not set"
     advice = f"set LATECOMER_DATA to a folder that holds {name}.npz"
     if not known.hub:
@@ -153,11 +178,19 @@ def read_npz(path: str) -> Arrays:
         ) from error
 
 
+def _arranged(name: str, arrays: Arrays, origin: str, step: int) -> Arrays:
+    """Two sets are kept as they were published, and are given train and test examples here."""
+    if name == "omniglot" and {"x", "alphabet", "character"} <= arrays.keys():
+        return _omniglot(arrays, origin)
+    if name == "shakespeare" and {"text", "role"} <= arrays.keys():
+        return read_roles(arrays, origin, step)
+    if step > 1:
+        raise DataError(f"{origin} holds no text and role, of which to make a window every {step} characters.")
+    return arrays  # x_train and the rest, perhaps: the checks will tell
+
+
 def _omniglot(arrays: Arrays, origin: str) -> Arrays:
     """An alphabet is a client, its characters are numbered from 0, and 3 of the 20 drawings of each are for testing."""
-    missing = [key for key in ("x", "alphabet", "character") if key not in arrays]
-    if missing:
-        return arrays  # x_train and the rest, perhaps: the checks will tell
     alphabet, character = arrays["alphabet"], arrays["character"].astype(np.int64)
     if not len(arrays["x"]) == len(alphabet) == len(character):
         raise DataError(f"In {origin} x, alphabet and character differ in length.")

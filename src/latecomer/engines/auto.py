@@ -1,4 +1,8 @@
-"""`--engine auto`: the faster of vector and loop, by timing a short piece of local training on both."""
+"""`--engine auto`: the faster of vector and loop, by timing a short piece of local training on both.
+
+A network so large that a few examples take long is bound by arithmetic, of which mapping saves none: it gets the loop
+at once, for timing it properly would take minutes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import learn
-from ..clients import Clients, Engine, Sending
+from ..clients import Clients, Sending
 from ..data.federation import Federation
 from ..method import Method
 from ..task import Home
@@ -19,14 +23,18 @@ from .loop import Loop
 from .vector import Vector
 
 ROWS, STEPS, BATCH, REPEATS = 5, 3, 32, 3
+FEW, LONG = 8, 0.05  # examples in a batch of the first trial, and the seconds that a step on them may take
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Probe(Method):
     """What nearly all methods spend their time on: a few steps of local training, each client from its own weights."""
 
+    steps: int = STEPS
+    batch: int = BATCH
+
     def fit(self, home: Home, *, params: Tree) -> Tree:
-        return learn.SGD(lr=1e-3, momentum=0.9)(self.task.loss, params, home.batches(STEPS, BATCH))
+        return learn.SGD(lr=1e-3, momentum=0.9)(self.task.loss, params, home.batches(self.steps, self.batch))
 
     def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:
         return self.task.logits(sent["params"], x)
@@ -46,18 +54,33 @@ def faster(method: Method, federations: Sequence[Federation], device: torch.devi
     """The name of the engine to take. On a GPU that is always `vector`."""
     if device.type == "cuda":
         return "vector"
-    probe = _Probe(task=method.task, clients=method.clients, members=method.members)
+    if _seconds(method, federations, device, ["loop"], rows=1, repeats=1, steps=1, batch=FEW)["loop"] > LONG:
+        return "loop"
+    seconds = _seconds(method, federations, device, ["vector", "loop"], ROWS, REPEATS, STEPS, BATCH)
+    return min(seconds, key=lambda name: seconds[name])
+
+
+def _seconds(
+    method: Method,
+    federations: Sequence[Federation],
+    device: torch.device,
+    names: Sequence[str],
+    rows: int,
+    repeats: int,
+    steps: int,
+    batch: int,
+) -> dict[str, float]:
+    """The shortest of some repetitions, for every engine named."""
+    probe = _Probe(task=method.task, clients=method.clients, members=method.members, steps=steps, batch=batch)
     state = probe.init(torch.Generator().manual_seed(0))
-    engines: dict[str, Engine] = {
-        "vector": Vector(probe, federations[:1], device),
-        "loop": Loop(probe, federations[:1], device),
-    }
+    kinds: dict[str, type[Vector] | type[Loop]] = {"vector": Vector, "loop": Loop}
+    engines = {name: kinds[name](probe, federations[:1], device) for name in names}
     seconds = {name: float("inf") for name in engines}
-    ids = torch.arange(min(ROWS, federations[0].members))
-    for repeat in range(REPEATS + 1):  # the first warms up
+    ids = torch.arange(min(rows, federations[0].members))
+    for repeat in range(repeats + 1):  # the first warms up
         for name, engine in engines.items():
             began = time.perf_counter()
             probe.round(state, Clients(engine, ids, repeat))
             if repeat:
                 seconds[name] = min(seconds[name], time.perf_counter() - began)
-    return min(seconds, key=lambda name: seconds[name])
+    return seconds

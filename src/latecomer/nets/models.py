@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from ..errors import DataError, UnknownName
+from ..errors import UnknownName
+from .recurrent import LSTM
+from .residual import MobileNet, ResNet18, normalise
+from .shape import image as _image
 
 
 class LeNet(nn.Module):
@@ -77,6 +80,27 @@ class CNN64(nn.Module):
         return self.layers(x)  # type: ignore[no-any-return]
 
 
+class Conv4(nn.Module):
+    """Four 3x3 convolutions of 64 with GroupNorm and two linear layers, for Omniglot as in pFedHN."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        channels, *sides = _image(shape, "conv4")
+        blocks: list[nn.Module] = []
+        for before in (channels, 64, 64, 64):
+            blocks += [nn.Conv2d(before, 64, 3, padding=1), normalise(64), nn.ReLU()]
+            if min(sides) > 1:
+                blocks.append(nn.MaxPool2d(2))
+                sides = [side // 2 for side in sides]
+        self.blocks = nn.Sequential(*blocks, nn.Flatten())
+        self.hidden = nn.Linear(64 * sides[0] * sides[1], 120)
+        self.relu = nn.ReLU()
+        self.head = nn.Linear(120, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.relu(self.hidden(self.blocks(x))))  # type: ignore[no-any-return]
+
+
 class MLP(nn.Module):
     """One hidden layer of 100."""
 
@@ -90,23 +114,29 @@ class MLP(nn.Module):
         self.head = nn.Linear(100, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.relu(self.hidden(x.flatten(1))))  # type: ignore[no-any-return]
+        x = x.flatten(1).to(self.hidden.weight.dtype)  # whole numbers too
+        return self.head(self.relu(self.hidden(x)))  # type: ignore[no-any-return]
 
 
 Builder = Callable[[tuple[int, ...], int], nn.Module]
-MODELS: dict[str, Builder] = {"lenet": LeNet, "cnn": CNN, "cnn64": CNN64, "mlp": MLP}
+MODELS: dict[str, Builder] = {
+    "lenet": LeNet,
+    "cnn": CNN,
+    "cnn64": CNN64,
+    "mlp": MLP,
+    "conv4": Conv4,
+    "resnet18": ResNet18,
+    "mobilenet": MobileNet,
+    "lstm": LSTM,
+}
 
 
-def builder(name: str, shape: tuple[int, ...]) -> Builder:
-    """A named model's class; `auto` takes the papers' LeNet for images and an MLP for what is too small for it."""
+def builder(name: str, shape: tuple[int, ...], text: bool = False) -> Builder:
+    """A named model's class; `auto`: the papers' LeNet for images, LSTM for text, an MLP for what is too small."""
+    if name == "auto" and text:
+        return LSTM
     if name == "auto":
         return LeNet if len(shape) == 3 and min(shape[1:]) >= 16 else MLP
     if name not in MODELS:
         raise UnknownName("model", name, [*MODELS, "auto"])
     return MODELS[name]
-
-
-def _image(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
-    if len(shape) != 3 or min(shape[1:]) < 4:
-        raise DataError(f"The model {name!r} takes images of at least 4x4 pixels; an example here has shape {shape}.")
-    return shape[0], shape[1], shape[2]
