@@ -64,7 +64,9 @@ def account(epsilon: float, target: float, sensitivity: float) -> dict[str, Any]
     """What a result says about a guarantee for the one message a client sends to get a model."""
     noise = sigma(epsilon, target)
     try:
-        grown: Any = {str(count): round(composed(noise, target, count, step=epsilon / 1000), 4) for count in REQUESTS}
+        grown: Any = {
+            str(count): float(f"{composed(noise, target, count, step=epsilon / 1000):.4g}") for count in REQUESTS
+        }
     except MissingExtra as missing:
         grown = f"not computed: {missing}"
     return {
