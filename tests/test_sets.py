@@ -128,6 +128,20 @@ def test_replacing_one_example_moves_a_bounded_descriptor_by_no_more_than_its_se
     assert 0 < torch.linalg.vector_norm(moved).item() <= made.sensitivity / count * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e20, 1e38, float("inf"), float("nan")])
+def test_no_weights_that_a_server_may_send_break_the_bound(size: float) -> None:
+    """Features that overflow for one example and not for another would tell them apart, were they not put right."""
+    made = encoder(pool="mean", bound=0.8, lipschitz=2.5)
+    params = made.fresh(torch.Generator().manual_seed(0))
+    params["phi"]["1.weight"] = params["phi"]["1.weight"].sign() * size
+    x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    other = x.clone()
+    other[2] = 0
+    moved = made(params, batch(x, [True] * 4)) - made(params, batch(other, [True] * 4))
+    assert moved.isfinite().all()
+    assert torch.linalg.vector_norm(moved).item() <= made.sensitivity / 4
+
+
 def test_a_bound_is_for_means_and_one_layer() -> None:
     for settings in ({"pool": "mean-max"}, {"pool": "mean", "after": 1}):
         with pytest.raises(SettingError, match="--bound goes with --pool mean and --after 0"):

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from .. import tree
 from ..errors import ModelError, SettingError
 from ..task import Batch, Home, Task
 from ..tree import Tree
@@ -57,15 +58,21 @@ class SetEncoder:
 
     def __call__(self, params: Tree, batch: Batch) -> Tensor:
         """The descriptor of all examples in a batch."""
-        features, last = self.phi(params["phi"], batch.x), params["psi"]  # [size, width]
+        features = self.phi(params["phi"], batch.x)  # [size, width]
         if self.bound:
-            features = features * (self.bound / row_norms(features).clamp(min=self.bound))
-            last = last | {"0.weight": last["0.weight"] * (self.lipschitz / stretch(last["0.weight"]))}
+            return self._bounded(features, params["psi"], batch)
         half = features.shape[-1] // 2 if self.pool == "mean-max" else features.shape[-1]
         pooled = batch.mean(features[:, :half])
         if self.pool == "mean-max":
             pooled = torch.cat([pooled, batch.max(features[:, half:])])
-        return self.psi(last, pooled[None])[0]
+        return self.psi(params["psi"], pooled[None])[0]
+
+    def _bounded(self, features: Tensor, last: Tree, batch: Batch) -> Tensor:
+        """Whatever weights a server sends: numbers that overflow must not tell on an example, nor may TF32 rounding."""
+        features = features.nan_to_num(0.0, 0.0, 0.0)
+        pooled = batch.mean(features * (self.bound / row_norms(features).clamp(min=self.bound)))
+        scaled = last | {"0.weight": last["0.weight"] * (self.lipschitz / stretch(last["0.weight"]))}
+        return self.psi(tree.map(Tensor.double, scaled), pooled[None].double())[0].to(features.dtype)
 
     def of(self, home: Home, params: Tree, part: int = 0) -> Tensor:
         """The descriptor of a client: of all its examples at once, or the mean over random parts of so many examples.
