@@ -195,7 +195,7 @@ def test_a_mean_of_nobody_is_zero(engine: str) -> None:
     )
 
 
-@pytest.mark.parametrize("by", ["clients", "examples"])
+@pytest.mark.parametrize("by", ["clients", "labelled", "examples"])
 @pytest.mark.parametrize("engine", toys.ENGINES)
 def test_a_folded_mean_equals_the_mean_of_the_rows(engine: str, by: Any) -> None:
     faults = silent(5)
@@ -205,6 +205,19 @@ def test_a_folded_mean_equals_the_mean_of_the_rows(engine: str, by: Any) -> None
     rows = {"value": torch.randn(4, 3, generator=torch.Generator().manual_seed(0))}
     folded = cohort(engine).mean(METHOD.echo, each=rows, by=by)
     assert toys.gap(folded, cohort(engine).run(METHOD.echo, each=rows).mean(by=by)) < 1e-6
+
+
+@pytest.mark.parametrize("engine", toys.ENGINES)
+def test_a_mean_over_those_with_labels(engine: str) -> None:
+    """Of the clients 6, 0, 3 and 5, the last is silent and the first has no labels."""
+    federation = toys.federation(labelled=tuple(client != 6 for client in range(len(toys.TRAIN))))
+    made = toys.engine(engine, METHOD, [federation])
+    for found in (
+        Clients(made, IDS, 0, faults=silent(5)).mean(METHOD.whoami, by="labelled"),
+        Clients(made, IDS, 0, faults=silent(5)).run(METHOD.whoami).mean(by="labelled"),
+    ):
+        assert found["share"].item() == pytest.approx((0.0 + 0.3) / 2)
+    assert int(Clients(made, IDS, 0, faults=silent(5)).run(METHOD.whoami).labelled) == 2
 
 
 def test_a_folded_mean_keeps_no_rows() -> None:

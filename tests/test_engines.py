@@ -16,7 +16,7 @@ from latecomer import methods, tree
 from latecomer.clients import Clients, Sending
 from latecomer.data import Federation
 from latecomer.engines import auto, make, pick_device
-from latecomer.engines.home import Homes, PackedHome
+from latecomer.engines.home import Homes, PackedHome, entropy
 from latecomer.engines.vector import Vector, activation_bytes
 from latecomer.errors import (
     LatecomerError,
@@ -136,6 +136,30 @@ def test_one_batch_has_no_repetition() -> None:
     assert len(set(drawn)) == 20
     assert set(drawn) < set(keys([home(6).all()]))
     assert len(keys([home(0).batch(20)])) == 5
+
+
+def test_simulated_noise_is_normal_and_repeats() -> None:
+    drawn = torch.stack([home(client, round=number).noise(7) for client in range(7) for number in range(500)])
+    assert drawn.dtype == torch.float32
+    assert drawn.mean(0).abs().max() < 4 / 3500**0.5
+    assert (drawn.std(0) - 1).abs().max() < 4 / 7000**0.5
+    assert torch.corrcoef(drawn.T).fill_diagonal_(0).abs().max() < 4 / 3500**0.5
+    first = home(6).noise(5, "request")
+    assert torch.equal(first, home(6).noise(5, "request"))
+    others = [home(6).noise(5, "other"), home(5).noise(5, "request"), home(6, round=1).noise(5, "request")]
+    others += [home(6, federation=replace(toys.federation(), seed=9)).noise(5, "request")]
+    assert all((first - other).abs().min() > 1e-6 for other in others)
+
+
+def test_real_noise_comes_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    homes = Homes([toys.federation()], torch.device("cpu"), torch.float64)
+    card = homes.cards(0, torch.tensor([1]))[0]
+    drawn = torch.stack([PackedHome(homes, card, torch.tensor(0), {}, entropy).noise(5) for _ in range(2000)])
+    assert len(drawn.flatten().unique()) == 10_000, "the same home, round and purpose, and never the same noise"
+    assert abs(drawn.mean()) < 5 / 10_000**0.5
+    assert abs(drawn.std() - 1) < 5 / 20_000**0.5
+    monkeypatch.setattr("secrets.token_bytes", lambda count: bytes(count))
+    assert PackedHome(homes, card, torch.tensor(0), {}, entropy).noise(3).tolist() == [0.0] * 3
 
 
 def test_a_purpose_draws_the_same_batch_all_round_long() -> None:

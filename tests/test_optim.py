@@ -89,3 +89,21 @@ def test_the_state_is_a_tree_of_tensors() -> None:
     adam = optim.Adam(0.1).init(some(0))
     assert {key: tuple(leaf.shape) for key, leaf in adam.items()} == {"first": (16,), "second": (16,), "count": ()}
     assert adam["first"].data_ptr() != adam["second"].data_ptr()
+
+
+def test_parts_move_by_rules_of_their_own() -> None:
+    rules = {"hyper": optim.SGD(0.5, momentum=0.9), "scalar": optim.Adam(0.1)}
+    parts, params = optim.Parts(rules), some(0)
+    state = parts.init(params)
+    for seed in (1, 2):
+        gradient = some(seed)
+        alone = {
+            name: rule.step({name: params[name]}, {name: gradient[name]}, state[name]) for name, rule in rules.items()
+        }
+        params, state = parts.step(params, gradient, state)
+        assert toys.same(params, {name: moved[name] for name, (moved, _) in alone.items()})
+        assert toys.same(state, {name: memory for name, (_, memory) in alone.items()})
+    after, kept = parts.step(params, {"scalar": some(3)["scalar"]}, state)
+    assert toys.same(after["hyper"], params["hyper"]), "no gradient, no step: not even by momentum"
+    assert toys.same(kept["hyper"], state["hyper"])
+    assert after["scalar"] != params["scalar"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from latecomer.data.shuffle import mix, purpose, sample, shuffled, uniform
+from latecomer.data.shuffle import mix, normal, purpose, sample, shuffled, uniform
 
 KEYS = mix(torch.arange(20_000), purpose("test"))
 
@@ -78,6 +79,15 @@ def test_a_sample_is_distinct_and_repeatable(population: int, count: int, seed: 
 def test_other_rounds_and_purposes_draw_otherwise() -> None:
     draws = [sample(20, 1000, 0, k, purpose(name)).tolist() for k in range(3) for name in ("cohort", "batch")]
     assert len({tuple(draw) for draw in draws}) == 6
+
+
+def test_normal_numbers_are_normal() -> None:
+    """By the test of Kolmogorov and Smirnov, and at the ends of what the hash can give."""
+    numbers = normal(mix(torch.arange(40_000), purpose("normal")))
+    assert scipy.stats.kstest(numbers.numpy(), "norm").pvalue > 0.01
+    ends = normal(torch.tensor([0, -1, 0, 0]))  # uniform numbers 0 and just below 1; the angle is 0
+    assert ends[0] == 0
+    assert 8 < ends[1] < 9
 
 
 def test_uniform_numbers_fill_the_unit_interval_evenly() -> None:

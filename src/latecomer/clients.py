@@ -21,7 +21,7 @@ from .errors import ProtocolError
 from .tree import Tree
 
 Step = Callable[..., Tree]
-By = Literal["clients", "examples"]
+By = Literal["clients", "labelled", "examples"]  # a mean over all clients, those with labels, or labelled examples
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,15 @@ class Replies:
     heard: Tensor  # [cohort] bool: who answered
     weight: Tensor  # [cohort]: labelled examples; zero where silent
 
+    @property
+    def labelled(self) -> Tensor:
+        """How many of those that answered have labels, but at least one: it divides a sum into a mean over them."""
+        return (self.weight > 0).sum().clamp(min=1)
+
     def share(self, by: By = "clients") -> Tensor:
         """What each client counts for in a mean; zero where silent, and the rest add up to one."""
-        weight = self.heard.float() if by == "clients" else self.weight
-        return weight / weight.sum().clamp(min=1)
+        count = _count(self.heard, self.weight, by)
+        return count / count.sum().clamp(min=1)
 
     def mean(self, by: By = "clients") -> Tree:
         return _weighted(self.share(by), self.each)
@@ -132,15 +137,14 @@ class Collector:
         if self.fold is None:
             self.parts.append(each)
             return
-        total = _weighted(heard.float() if self.fold == "clients" else weight, each)
+        total = _weighted(_count(heard, weight, self.fold), each)
         self.parts = [tree.add(self.parts[0], total)] if self.parts else [total]
 
     def replies(self) -> Replies:
         return Replies(tree.concatenate(self.parts), torch.cat(self.heards), torch.cat(self.weights))
 
     def mean(self) -> Tree:
-        counts = self.heards if self.fold == "clients" else self.weights
-        total = torch.stack([count.sum() for count in counts]).sum().clamp(min=1)
+        total = _count(torch.cat(self.heards), torch.cat(self.weights), self.fold or "clients").sum().clamp(min=1)
         return tree.map(lambda leaf: leaf / total.to(leaf.dtype), self.parts[0])
 
 
@@ -273,6 +277,11 @@ class Stopwatch:
             return float(began.elapsed_time(ended)) / 1000
 
         return read
+
+
+def _count(heard: Tensor, weight: Tensor, by: By) -> Tensor:
+    """What each client counts for; zero where silent."""
+    return weight if by == "examples" else heard.float() if by == "clients" else (weight > 0).float()
 
 
 def _weighted(weight: Tensor, rows: Tree) -> Tree:

@@ -71,6 +71,10 @@ class Method(ABC):
     def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:
         """On the client: logits for `x`, from what `personalise` sent."""
 
+    def spent(self) -> Mapping[str, Any]:
+        """What the result says about privacy; nothing where the method gives no guarantee."""
+        return {}
+
     def score(self, home: Home, **sent: Tree) -> Tree:
         """On the client: how many examples of each held-out split the personal model gets right."""
         counts = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -59,3 +60,20 @@ class Adam:
         scale = (second / (1 - slower**count)).sqrt() + self.epsilon
         weights = weights - self.lr / (1 - slow**count) * first / scale
         return tree.unravel(weights, params), {"first": first, "second": second, "count": count}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Several optimisers, each for the branch of its name; a branch without a gradient stays as it is."""
+
+    rules: Mapping[str, SGD | Adam]
+
+    def init(self, params: Tree) -> Tree:
+        return {name: self.rules[name].init({name: part}) for name, part in params.items()}
+
+    def step(self, params: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
+        for name in gradient:
+            before, slope = {name: params[name]}, {name: gradient[name]}
+            after, memory = self.rules[name].step(before, slope, state.get(name, {}))
+            params, state = params | after, state | {name: memory}
+        return params, state

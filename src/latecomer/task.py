@@ -30,6 +30,12 @@ class Batch:
         real = self.real.to(values.dtype)
         return (values * real[:, None]).sum(0) / real.sum().clamp(min=1)
 
+    def max(self, values: Tensor) -> Tensor:
+        """The largest of one row an example over the real examples; zero where there is none."""
+        lowest = torch.finfo(values.dtype).min
+        largest = torch.where(self.real[:, None], values, lowest).amax(0)
+        return torch.where(self.real.any(), largest, torch.zeros_like(largest))
+
     def halves(self) -> tuple[Batch, Batch]:
         """The first half of the real examples (rounded up) and the other half, in batches of half the size."""
         count, size = self.real.sum(), len(self.real)
@@ -69,6 +75,12 @@ class Home(Protocol):
 
     def all(self, split: str = "train") -> Batch:
         """Everything, padded to the largest client."""
+
+    def noise(self, size: int, purpose: str = "noise") -> Tensor:
+        """`size` standard normal numbers. Secret on a real client; in a simulation a function of (seed, round, client,
+        purpose), so that runs repeat and engines agree: there it hides nothing, and evaluations, whose round is always
+        the same, always meet the same noise.
+        """
 
 
 @dataclass(frozen=True)

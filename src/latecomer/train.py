@@ -151,6 +151,8 @@ class Training:
         }
         if late[0] is not None:
             result["unseen"] = over_seeds([scores for scores in late if scores is not None])
+        if spent := self.method.spent():
+            result["privacy"] = dict(spent)
         return result, list(zip(seen, late, strict=True))
 
     def _score(self, states: Sequence[Tree], ids: Sequence[Tensor]) -> list[Scores]:

@@ -63,6 +63,8 @@ def summarise(run: Run, result: Mapping[str, Any]) -> None:
     reason = "Selected by validation data" if selected else "Last, as nothing is held out"
     screen.out(f"{reason}: {plural(result['selected_rounds'], 'round')}")
     screen.out(f"Sent per client and round: {down} kB down, {up} kB up; trained for {result['seconds']:.1f} s")
+    if told := result.get("privacy"):
+        screen.out(f"Privacy: epsilon {told['epsilon']:g}, delta {told['delta']:g}, for {told['covers']}")
     if result["answered"] < 1 - run.experiment.settings.silence:
         share = 100 * (1 - result["answered"])
         screen.err(f"Note: {share:.1f} % of the replies were missing or not finite; a smaller --lr may help.")

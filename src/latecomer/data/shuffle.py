@@ -7,6 +7,7 @@ permutation of any length without building the permutation. Both work under `vma
 
 from __future__ import annotations
 
+import math
 import zlib
 
 import torch
@@ -46,6 +47,12 @@ def purpose(name: str) -> int:
 def uniform(key: Tensor) -> Tensor:
     """A number in [0, 1) from a hash."""
     return _shift(key, 11).to(torch.float64) * 2.0**-53
+
+
+def normal(keys: Tensor) -> Tensor:
+    """Standard normal numbers from hashes, one from every two along the first dimension (Box and Muller, 1958)."""
+    first, second = uniform(keys).chunk(2)
+    return (-2 * torch.log1p(-first)).sqrt() * torch.cos(2 * math.pi * second)
 
 
 def shuffled(place: Tensor, size: Tensor, key: Tensor) -> Tensor:

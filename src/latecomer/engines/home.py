@@ -6,13 +6,14 @@ home can be made from one row of it inside `vmap`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from ..data.federation import SPLITS, Federation, turns
-from ..data.shuffle import mix, purpose, shuffled
+from ..data.shuffle import mix, normal, purpose, shuffled
 from ..task import Batch, labelled
 from ..tree import Tree
 
@@ -91,9 +92,16 @@ class Homes:
 class PackedHome:
     """One client's home; every method is written for one client and mapped over many from outside."""
 
-    def __init__(self, homes: Homes, card: Tensor, round: Tensor, memory: Tree) -> None:  # noqa: A002
+    def __init__(
+        self,
+        homes: Homes,
+        card: Tensor,
+        round: Tensor,  # noqa: A002
+        memory: Tree,
+        entropy: Callable[[int], Tensor] | None = None,  # where noise comes from; None: simulated, from the public seed
+    ) -> None:
         self.memory = memory
-        self._homes, self._card, self._round = homes, card, round
+        self._homes, self._card, self._round, self._entropy = homes, card, round, entropy
 
     def batch(self, size: int, purpose: str = "batch") -> Batch:
         return next(iter(self.batches(1, size, purpose)))
@@ -110,6 +118,24 @@ class PackedHome:
         count = self._card[SIZE[split]]
         rows, y = self._homes.find(_within(place, count), self._card, split)
         return Batch(self._homes.take(rows, self._card), y, place < count)
+
+    def noise(self, size: int, purpose: str = "noise") -> Tensor:
+        words = self._entropy(2 * size) if self._entropy else self._words(2 * size, purpose)
+        dtype = self._homes.dtype
+        return normal(words).to(dtype if dtype.is_floating_point else torch.float32)
+
+    def _words(self, count: int, name: str) -> Tensor:
+        counter = torch.arange(count, device=self._card.device)
+        return mix(self._card[SEED], self._round, self._card[CLIENT], purpose(name), counter)
+
+
+def entropy(count: int) -> Tensor:
+    """64-bit words from the operating system, which no seed brings back: the noise of a client that is real.
+
+    Hashing a secret would not do. The hash can be inverted, so whoever guesses the data could tell from the noise
+    that is left whether the guess was right, and that is what the noise is there to prevent.
+    """
+    return torch.frombuffer(bytearray(secrets.token_bytes(8 * count)), dtype=torch.int64)
 
 
 class DrawnBatches:

@@ -16,7 +16,7 @@ from .. import learn, optim, tree
 from ..clients import Clients, Replies, Sending
 from ..method import Method, made
 from ..nets.embed import ExampleAndLabel, LabelOnly
-from ..nets.hyper import Hypernetwork
+from ..nets.hyper import Hypernetwork, fitted
 from ..settings import setting
 from ..task import Batch, Home, one_hot
 from ..tree import Tree
@@ -101,9 +101,10 @@ class PeFLL(Method):
         embed, hyper = state["learned"]["embed"], state["learned"]["hyper"]
         described = clients.run(self.describe, shared={"embed": embed})  # lines 3 to 7
         standard = self.first_seen(state["standard"], described)
-        params, pull = learn.pullback(lambda h, v: self.generate(h, v, standard), hyper, described.each["v"])  # 8
-        update = clients.run(self.fit, each={"params": params})  # 9 to 11
-        dh, dv = pull(tree.scale(update.each, -1))  # 12; rows of silent clients are zero
+        update, pull = fitted(
+            clients, self.fit, lambda h, v: self.generate(h, v, standard), hyper, described.each["v"]
+        )  # 8 to 11
+        dh, dv = pull(update.each)  # 12
         dh = tree.scale(dh, 1 / update.heard.sum().clamp(min=1))
         de = clients.mean(self.backprop, each={"dv": dv}, recall=["embed"])  # 13 to 15
         learned, gradient = self.regularised(state["learned"], de | {"hyper": dh})

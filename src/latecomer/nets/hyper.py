@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .. import tree
+from ..clients import Clients, Replies, Step
+from ..learn import pullback
 from ..tree import Tree
 from .net import Net
 
@@ -34,3 +38,21 @@ class Hypernetwork(Net):
         """One model for every row of descriptors."""
         parts = self(params, descriptors).split(self.sizes, -1)
         return {name: part.unflatten(-1, shape) for (name, shape), part in zip(self.target.items(), parts, strict=True)}
+
+
+def fitted(
+    clients: Clients,
+    fit: Step,
+    generate: Callable[..., Tree],
+    *inputs: Any,
+    shared: Tree | None = None,
+    each: Tree | None = None,
+) -> tuple[Replies, Callable[[Tree], tuple[Any, ...]]]:
+    """An exchange in which every client fits the model that was generated for it.
+
+    Returns the replies, and the way back: from what the models changed by to gradients at the inputs of `generate`.
+    What the cohort shares gets the sum over clients, to which the silent, whose rows are zero, add nothing.
+    """
+    params, pull = pullback(generate, *inputs)
+    replies = clients.run(fit, shared=shared, each={"params": params} | (each or {}))
+    return replies, lambda change: pull(tree.scale(change, -1))

@@ -36,4 +36,4 @@ def local_engine(method: Method, federations: Sequence[Federation]) -> Flower:
     from .engine import Flower
     from .grid import LocalGrid
 
-    return Flower(method, LocalGrid(client_app(method, federations)))
+    return Flower(method, LocalGrid(client_app(method, federations, simulated=True)))

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 from ... import tree
 from ...data.federation import Federation
 from ...errors import ProtocolError
 from ...method import Method
 from ...tree import Tree
-from ..home import WEIGHT, Homes, PackedHome
+from ..home import WEIGHT, Homes, PackedHome, entropy
 from .wire import Header, pack, unpack
 
 MEMORY, SCRATCH, NUMBER, OCCASION, HELD = "memory", "scratch", "scratch-number", "occasion", "held"
 
 
-def client_app(method: Method, federations: Sequence[Federation]) -> ClientApp:
-    """One action a client step, so that a server can ask for these and for nothing else."""
-    app, side = ClientApp(), Side(method, federations)
+def client_app(method: Method, federations: Sequence[Federation], *, simulated: bool = False) -> ClientApp:
+    """One action a client step, so that a server can ask for these and for nothing else.
+
+    A client's noise is secret. Only clients that are `simulated` draw it from the public seed, so that a run repeats.
+    """
+    app, side = ClientApp(), Side(method, federations, None if simulated else entropy)
     for step in steps(type(method)):
         app.query(step)(partial(side.do, step))
     return app
@@ -46,8 +50,10 @@ def blank_memory(method: Method, federation: Federation) -> Tree:
 class Side:
     """What clients know before the first message: the method, and where their own examples are."""
 
-    def __init__(self, method: Method, federations: Sequence[Federation]) -> None:
-        self.method = method
+    def __init__(
+        self, method: Method, federations: Sequence[Federation], entropy: Callable[[int], Tensor] | None
+    ) -> None:
+        self.method, self.entropy = method, entropy
         self.homes = Homes(federations, torch.device("cpu"), method.task.dtype)
         self.blanks = [blank_memory(method, federation) for federation in federations]
 
@@ -57,7 +63,8 @@ class Side:
         arrays = message.content.array_records
         notes = Notes(context.state, header)
         card = self.homes.cards(header.run, torch.tensor([int(context.node_config["partition-id"])]))[0]
-        home = PackedHome(self.homes, card, torch.tensor(header.round), notes.memory(self.blanks[header.run]))
+        memory = notes.memory(self.blanks[header.run])
+        home = PackedHome(self.homes, card, torch.tensor(header.round), memory, self.entropy)
         reply = getattr(self.method, step)(home, **notes.receive(arrays["shared"]), **unpack(arrays["each"]))
         if bool(tree.finite(reply | {"kept": home.memory})):  # nonsense is silence, and the silent keep what they had
             notes.remember(home.memory)

@@ -1,0 +1,150 @@
+"""ODPFL-HN: an encoder describes a client by its examples without labels, a hypernetwork makes its model of that.
+
+Amosy, Eyal, Chechik, WACV 2024. The encoder travels to the client, the descriptor back, the personal model down; so a
+latecomer gets a model in one exchange, without training and without a label. Members train both networks end to end,
+or in two phases: embeddings that the encoder learns to foretell, then fine-tuning on what it foretells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .. import learn, optim, privacy, tree
+from ..clients import Clients, Sending
+from ..method import TrainsByPasses, made
+from ..nets import sets
+from ..nets.hyper import Hypernetwork, fitted
+from ..settings import setting
+from ..task import Home
+from ..tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class ODPFLHN(TrainsByPasses):
+    lr: float = setting(5e-3, "local learning rate", above=0)
+    momentum: float = setting(0.9, "local momentum, within a round", low=0, high=0.999)
+    weight_decay: float = setting(5e-5, "local weight decay", low=0)
+    clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0)
+    server_lr: float = setting(1e-2, "learning rate of the hypernetwork", above=0)
+    encoder_lr: float = setting(1e-2, "learning rate of the encoder", above=0)
+    embedding_lr: float = setting(1e-2, "two phases: learning rate of the members' embeddings", above=0)
+    server_momentum: float = setting(0.9, "momentum on the server", low=0, high=0.999)
+    server_decay: float = setting(1e-3, "weight decay on the server", low=0)
+    training: Literal["end-to-end", "two-phases"] = setting("end-to-end", "how encoder and hypernetwork are trained")
+    first_phase: int = setting(400, "two phases: rounds until the encoder is frozen and fine-tuning begins", low=0)
+    encoder_steps: int = setting(5, "two phases: local steps a round that fit the encoder to the embedding", low=1)
+    describe_by: int = setting(0, "a descriptor is the mean over random parts of so many examples; 0: of all", low=0)
+    encoder: Literal["auto", "lenet", "dense"] = setting(
+        "auto", "what sees an example; auto: lenet, or a dense layer below 16 pixels and for what is no image"
+    )
+    width: int = setting(200, "units that are pooled over a client's examples", low=2)
+    pool: sets.Pool = setting("mean-max", "one half of the units by mean and the other by maximum, or all by mean")
+    after: int = setting(0, "hidden layers between pooling and descriptor", low=0)
+    descriptor: int = setting(0, "size of a descriptor; 0: a quarter of the number of clients", low=0)
+    hidden: int = setting(100, "width of the hypernetwork", low=1)
+    depth: int = setting(3, "hidden layers of the hypernetwork after its first", low=0)
+    epsilon: float = setting(0.0, "privacy of the descriptor a client sends to get a model; 0: none", low=0)
+    delta: float = setting(1e-5, "probability that this privacy fails", above=0, high=0.999)
+    bound: float = setting(0.0, "largest norm of an example's features (B); 0: no limit; privacy needs one", low=0)
+    lipschitz: float = setting(1.0, "with a bound, what the layer after pooling stretches by (L)", above=0)
+
+    paper = {"split": "pfedhn", "cohort": 9, "rounds": 500}
+    needs_labels = False
+
+    describer: sets.SetEncoder = made()
+    hyper: Hypernetwork = made()
+    optimiser: optim.Parts = made()
+    noise: float = made()
+
+    def build(self) -> None:
+        super().build()
+        size = self.descriptor or max(2, self.clients // 4)
+        phi, psi = sets.features(self.encoder, self.task, self.width), sets.layers(self.width, size, self.after)
+        describer = sets.SetEncoder(phi, psi, self.pool, self.bound, self.lipschitz)
+        self.set(describer=describer, hyper=Hypernetwork(size, self.task.model.shapes, self.hidden, self.depth))
+        rates = {"hyper": self.server_lr, "encoder": self.encoder_lr, "embedding": self.embedding_lr}
+        rule = (self.server_momentum, self.server_decay, self.clip)
+        self.set(optimiser=optim.Parts({name: optim.SGD(rate, *rule) for name, rate in rates.items()}))
+        self.set(noise=privacy.sigma(self.epsilon, self.delta) * describer.sensitivity if self.epsilon else 0.0)
+
+    # on the client
+
+    def describe(self, home: Home, *, encoder: Tree) -> Tree:
+        return {"v": self.describer.of(home, encoder, self.describe_by)}
+
+    def request(self, home: Home, *, encoder: Tree) -> Tree:
+        v = self.describe(home, encoder=encoder)["v"]
+        if self.noise:  # the more examples there are, the less one of them can move the descriptor
+            v = v + self.noise / home.all().real.sum().clamp(min=1) * home.noise(len(v), "request")
+        return {"v": v}
+
+    def fit(self, home: Home, *, params: Tree) -> Tree:
+        return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
+
+    def backprop(self, home: Home, *, encoder: Tree, dv: Tensor) -> Tree:
+        _, pull = learn.pullback(lambda weights: self.describe(home, encoder=weights)["v"], encoder)
+        return {"encoder": pull(dv)[0]}
+
+    def fit_and_imitate(self, home: Home, *, params: Tree, encoder: Tree, embedding: Tensor) -> Tree:
+        steps, part = self.encoder_steps, self.describe_by
+        batches = home.batches(steps, part, "imitate") if part else [home.all()] * steps
+        change = learn.SGD(self.encoder_lr, clip=self.clip).change(
+            lambda weights, batch: (self.describer(weights, batch) - embedding).square().sum(), encoder, batches
+        )
+        return {"params": self.fit(home, params=params), "encoder": change}
+
+    def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
+        return self.task.logits(params, x)
+
+    # on the server
+
+    def init(self, generator: torch.Generator) -> Tree:
+        learned: Tree = {"hyper": self.hyper.fresh(generator), "encoder": self.describer.fresh(generator)}
+        if self.training == "two-phases":
+            learned["embedding"] = torch.randn(self.members, self.describer.size, generator=generator)
+        known: Tree = {"round": torch.tensor(0), "ids": torch.arange(self.members)}
+        return known | {"learned": learned, "optimiser": self.optimiser.init(learned)}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        first = self.training == "two-phases" and int(state["round"]) < self.first_phase
+        learned, gradient = (self.embed if first else self.learn)(state, clients)
+        learned, optimiser = self.optimiser.step(learned, gradient, state["optimiser"])
+        return state | {"round": state["round"] + 1, "learned": learned, "optimiser": optimiser}
+
+    def learn(self, state: Tree, clients: Clients) -> tuple[Tree, Tree]:
+        """End to end; and the second of two phases, in which the encoder stays as it is."""
+        learned = state["learned"]
+        described = clients.run(self.describe, shared={"encoder": learned["encoder"]})
+        update, pull = fitted(clients, self.fit, self.hyper.generate, learned["hyper"], described.each["v"])
+        dh, dv = pull(update.each)
+        gradient = {"hyper": tree.scale(dh, 1 / update.labelled)}
+        if self.training == "end-to-end":
+            gradient |= clients.mean(self.backprop, each={"dv": dv}, recall=["encoder"], by="labelled")
+        return learned, gradient
+
+    def embed(self, state: Tree, clients: Clients) -> tuple[Tree, Tree]:
+        """The first of two phases: embeddings and hypernetwork as in pFedHN, and an encoder that foretells them."""
+        learned, rows = state["learned"], torch.searchsorted(state["ids"], clients.index)
+        update, pull = fitted(
+            clients,
+            self.fit_and_imitate,
+            lambda known: self.hyper.generate(known["hyper"], known["embedding"][rows]),
+            tree.without(learned, ["encoder"]),
+            shared={"encoder": learned["encoder"]},
+            each={"embedding": learned["embedding"][rows]},
+        )
+        (gradient,) = pull(update.each["params"])
+        encoder = tree.add(learned["encoder"], update.mean("labelled")["encoder"])
+        return learned | {"encoder": encoder}, tree.scale(gradient, 1 / update.labelled)
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        asked = clients.run(self.request, shared={"encoder": state["learned"]["encoder"]})
+        return Sending(each={"params": self.hyper.generate(state["learned"]["hyper"], asked.each["v"])})
+
+    def spent(self) -> Mapping[str, Any]:
+        return privacy.account(self.epsilon, self.delta, self.describer.sensitivity) if self.epsilon else {}
