@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -38,6 +38,8 @@ class Method(ABC):
     """The run settings its paper uses, where they differ from latecomer's own defaults."""
     needs_labels: ClassVar[bool] = True
     """Whether a latecomer needs labelled examples to get a model."""
+    serves_sizes: ClassVar[bool] = False
+    """Whether clients can have models of different sizes, each as its budget allows."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -63,8 +65,8 @@ class Method(ABC):
         """One round with a cohort; returns a new state and changes nothing."""
 
     @abstractmethod
-    def personalise(self, state: Tree, clients: Clients) -> Sending:
-        """What to send so that these clients, members or latecomers, can `predict`."""
+    def personalise(self, state: Tree, clients: Clients) -> Sending | Sequence[Sending]:
+        """What to send so that these clients, members or latecomers, can `predict`; in parts where shapes differ."""
 
     @abstractmethod
     def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:

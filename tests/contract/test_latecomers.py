@@ -42,12 +42,7 @@ def late_logits(name: str, engine: str, labelled: bool) -> tuple[Tensor, Any]:
     state, _ = toys.rounds(method, made, 2)
     clients = Clients(made, LATE, -1, scratch=1)
     sent = method.personalise(state, clients)
-    replies = Clients(made, LATE, -1, scratch=1, held=clients.held).run(
-        method.probe,  # type: ignore[attr-defined]
-        shared=sent.shared,
-        each=sent.each,
-        recall=sent.recall,
-    )
+    replies = Clients(made, LATE, -1, scratch=1, held=clients.held).send(method.probe, sent)  # type: ignore[attr-defined]
     assert replies.heard.all(), "some logits are not finite"
     (scores,) = evaluate(method, [state], Lockstep(made), [LATE], number=2)
     return replies.each["logits"], scores
