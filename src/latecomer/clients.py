@@ -193,7 +193,7 @@ class Clients:
         if isinstance(sendings, Sending):
             return self._exchange(step, sendings, None).replies()
         masks = [torch.ones(len(self), dtype=torch.bool) if part.to is None else part.to for part in sendings]
-        if not (sum(mask.long() for mask in masks) == torch.ones(len(self))).all():
+        if not (torch.stack([torch.zeros(len(self)), *masks]).sum(0) == 1).all():
             raise ProtocolError(f"Step {step.__name__!r} needs one message for every client, neither none nor several.")
         replies = [
             self.only(mask)._exchange(step, part, None).replies() for mask, part in zip(masks, sendings, strict=True)

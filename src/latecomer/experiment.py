@@ -7,7 +7,8 @@ import platform
 import subprocess
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from .engines import make
 from .errors import RunError, SettingError
 from .method import Method
 from .nets.check import check
-from .nets.models import builder
+from .nets.models import Builder, builder, in_size
 from .nets.net import Net
 from .settings import HOUSE, Settings, dump, parse, settings_of
 from .task import Task
@@ -90,16 +91,18 @@ class Experiment:
     def federations(self) -> list[Federation]:
         """One federation a seed; they share the examples and differ in who owns what."""
         s, source = self.settings, load(self.settings.data)
-        names = ("partition", "split", "classes_per_client", "alpha", "over", "rotations", "examples", "validation")
-        options = {name: getattr(s, name) for name in (*names, "clients", "unseen", "labelled", "unseen_labelled")}
+        names = ["partition", "split", "classes_per_client", "alpha", "over", "rotations", "examples", "validation"]
+        names += ["clients", "unseen", "labelled", "unseen_labelled", "budgets"]
+        options = {name: getattr(s, name) for name in names}
         first = federate(source, seed=s.seed, **options)
         rest = [federate(source, seed=s.seed + k, **options) for k in range(1, s.seeds)]
         return [first, *(dataclasses.replace(other, examples=first.examples) for other in rest)]
 
     def method(self, federations: Sequence[Federation]) -> Method:
         first, kind = federations[0], methods.get(self.settings.method)
-        model = builder(self.settings.model, first.examples.shape)
-        task = make_task(first, model)
+        if self.settings.budgets and not kind.serves_sizes:
+            raise SettingError(f"{kind.__name__} gives all clients models of one size; leave --budgets out.")
+        task = make_task(first, builder(self.settings.model, first.examples.shape), self.settings.budgets)
         members = min(federation.members for federation in federations)
         if kind.needs_labels and not self.settings.unseen_labelled and self.settings.unseen:
             raise SettingError(f"{kind.__name__} needs a latecomer's labels; leave --unseen-labelled true.")
@@ -110,11 +113,18 @@ class Experiment:
         return kind(task=task, clients=len(first), members=members, **self.own)
 
 
-def make_task(federation: Federation, model: Callable[[tuple[int, ...], int], torch.nn.Module]) -> Task:
-    """The task of classifying a federation's examples with a model, which is checked against the rules for steps."""
+def make_task(federation: Federation, model: Builder, budgets: Sequence[str] = ()) -> Task:
+    """The task of classifying a federation's examples with a model, which is checked against the rules for steps.
+
+    With `budgets`, sizes such as S and L, clients have the model in these sizes.
+    """
     examples = federation.examples
     dtype = torch.float32 if examples.images or examples.x.is_floating_point() else examples.x.dtype
-    task = Task(Net(lambda: model(examples.shape, examples.classes)), examples.shape, examples.classes, dtype)
+    builders = {size: in_size(model, size) for size in budgets} or {"": model}
+    nets = {size: Net(partial(build, examples.shape, examples.classes)) for size, build in builders.items()}
+    largest = max(nets.values(), key=lambda net: net.size)
+    sizes = {size: net.shapes for size, net in nets.items() if size}
+    task = Task(largest, examples.shape, examples.classes, dtype, sizes)
     check(task)
     return task
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -29,6 +29,10 @@ class Batch:
         real = self.real.to(values.dtype)
         return (values * real[:, None]).sum(0) / real.sum().clamp(min=1)
 
+    def counts(self, classes: int) -> Tensor:
+        """How many labelled examples of each class there are."""
+        return (one_hot(self.y, classes) * self.weight[:, None]).sum(0)
+
 
 class Batches(Protocol):
     """A fixed number of batches; iterating draws them one by one."""
@@ -42,6 +46,10 @@ class Home(Protocol):
 
     memory: Tree
     """What this client keeps between rounds; a step may assign a new tree of the same shape."""
+
+    @property
+    def budget(self) -> Tensor:
+        """The size of model that this client can afford, as a place in `SIZES`."""
 
     def batch(self, size: int, purpose: str = "batch") -> Batch:
         """One random batch without repetition; the same one for the same purpose all round long."""
@@ -65,6 +73,9 @@ class Task:
     classes: int
 
     dtype: torch.dtype = torch.float32  # of one example, as the model sees it
+    sizes: Mapping[str, Mapping[str, torch.Size]] = field(default_factory=dict)
+    """The weights of the model in every size that clients can afford (`model` is the largest); empty: all have `model`.
+    Sizes differ in nothing but the shapes of their weights, so what computes with one computes with all."""
 
     def blank(self, size: int, device: torch.device | str = "cpu") -> Tensor:
         """Inputs of the right shape and nothing in them, for dry runs."""

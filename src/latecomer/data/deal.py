@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..errors import SettingError, UnknownName
-from .federation import SPLITS, Federation
+from .federation import SPLITS, Federation, places
 from .partitions import NOBODY, PARTITIONS, TRAIN, Dealt, Plan
 from .sources import Source, load
 
@@ -32,12 +32,14 @@ def federate(
     validation: float = 0.2,
     examples: int = 0,
     unseen_labelled: bool = True,
+    budgets: tuple[str, ...] = (),
 ) -> Federation:
     """Deal the examples of a source to clients.
 
     The last `unseen` share of the clients are latecomers. A seeded `labelled` share of the members has labels;
     latecomers have them if `unseen_labelled`. With `rotations` every client draws one of these angles for all its
-    images. `examples` above zero is the most that a client may train on.
+    images. `examples` above zero is the most that a client may train on. `budgets` names sizes of model (S, M, L);
+    members, and latecomers too, fall into groups of equal number, one a size.
     """
     source = load(source) if isinstance(source, str) else source
     plan = Plan(clients, split, classes_per_client, alpha, over, validation)
@@ -59,7 +61,7 @@ def federate(
     )
     if unseen and federation.members == len(federation):
         raise SettingError("None of the latecomers has examples both to train and to test on; ask for fewer clients.")
-    return _with_labels(federation, labelled, unseen_labelled)
+    return _with_budgets(_with_labels(federation, labelled, unseen_labelled), budgets)
 
 
 def _capped(dealt: Dealt, most: int, random: np.random.Generator) -> Dealt:
@@ -103,6 +105,17 @@ def _with_labels(federation: Federation, share: float, unseen_labelled: bool) ->
     labelled[:members] = False
     labelled[torch.from_numpy(order[: round(share * members)])] = True
     return replace(federation, labelled=labelled)
+
+
+def _with_budgets(federation: Federation, budgets: tuple[str, ...]) -> Federation:
+    if not budgets:
+        return federation
+    members = federation.members
+    if len(budgets) > members:
+        raise SettingError(f"budgets names {len(budgets)} sizes for {members} training clients; each size needs one.")
+    random = _random(federation.seed, "budgets")
+    turn = [random.permutation(count) % len(budgets) for count in (members, len(federation) - members)]
+    return replace(federation, budget=places(budgets)[torch.from_numpy(np.concatenate(turn))].to(torch.int8))
 
 
 def _random(seed: int, purpose: str) -> np.random.Generator:
