@@ -84,6 +84,23 @@ class Method(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainsBySteps(Method):
+    """A method whose clients train by SGD, so many batches a round: what pFedHN and its kin share."""
+
+    lr: float = setting(5e-3, "local learning rate", above=0)
+    steps: int = setting(50, "local batches a round", low=1)
+    batch: int = setting(64, "examples a batch", low=1)
+    momentum: float = setting(0.9, "local momentum, within a round", low=0, high=0.999)
+    weight_decay: float = setting(5e-5, "local weight decay", low=0)
+    clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0)
+
+    local: learn.SGD = made()
+
+    def build(self) -> None:
+        self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip))
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainsByPasses(Method):
     """A method whose clients train by SGD, some passes over their data a round: what FedAvg and its kin share."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from . import tree
+from .errors import ModelError
 from .nets.net import Net
 from .tree import Tree
 
@@ -84,8 +86,14 @@ class Task:
     @property
     def head(self) -> tuple[str, ...]:
         """The names of the last layer's weights; all others are the body."""
-        layer = next(reversed(self.model.shapes)).rpartition(".")[0]
-        return tuple(name for name in self.model.shapes if name.rpartition(".")[0] == layer)
+        return tuple(name for name in self.model.shapes if name.rpartition(".")[0] == self.model.last)
+
+    def target(self, without: Collection[str] = ()) -> Tree:
+        """The shapes of the weights a server gives, all but those `without`; a branch a size, where there are sizes."""
+        if len({str([shapes[name] for name in without]) for shapes in self.sizes.values()}) > 1:
+            raise ModelError(f"{', '.join(without)} differ in shape from size to size, so clients cannot keep them.")
+        trees = {size: tree.without(dict(shapes), without) for size, shapes in self.sizes.items()}
+        return trees or tree.without(dict(self.model.shapes), without)
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
         return self.model(params, x)

@@ -114,7 +114,7 @@ def test_a_latecomer_fits_its_embedding(engine: str) -> None:
         v = v - 0.5 * velocity
     ledger: list = []
     clients = Clients(make(engine, method, [FEDERATION], "cpu"), torch.tensor([1, 3]), -1, scratch=1, ledger=ledger)
-    sent = method.personalise(state, clients)
+    (sent,) = method.personalise(state, clients)
     wanted = np.stack([B @ (A @ V[1] + a) + c, B @ (A @ v + a) + c])
     assert flat(sent.each["params"]) == pytest.approx(wanted, abs=1e-12)
     assert [int(exchange.asked) for exchange in ledger] == [1, 1], "only the latecomer is asked"

@@ -27,10 +27,15 @@ class Net:
         output: Tensor = functional_call(self.skeleton, (params, self._buffers(inputs[0].device)), inputs)
         return output
 
+    @property
+    def last(self) -> str:
+        """The name of the last layer."""
+        return next(reversed(self.shapes)).rpartition(".")[0]
+
     def features(self, params: Tree, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """What the last layer sees, and what the network returns, in one pass."""
         seen: list[Tensor] = []
-        last = self.skeleton.get_submodule(next(reversed(self.shapes)).rpartition(".")[0])
+        last = self.skeleton.get_submodule(self.last)
         hook = last.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
         try:
             output = self(params, *inputs)
