@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -181,6 +182,12 @@ BAD_COMMANDS = {
     "run pefll --watch-unseen=maybe": "--watch-unseen must be true or false; got 'maybe'.",
     "run pefll --rotations 0,ninety": "--rotations must be a whole number; got 'ninety'.",
     "run pefll --rotations 720": "rotations is (720,)",
+    "run pfedhn --budgets S,XL": "There is no value for --budgets 'XL'; there are: L, M, S.",
+    "run fedavg --budgets S,L": "FedAvg gives all clients models of one size; leave --budgets out.",
+    "run pfedhn --budgets S,M,L --clients 4 --unseen 0.5": "budgets names 3 sizes for 2 training clients",
+    "run pfedhn --budgets S,L --personal-head --model mlp": "head.weight, head.bias differ in shape from size to size",
+    "run pfedhn --representation shares": "did you mean 'class-shares'?",
+    "run pfedhn --representation class-shares --embedding 3": "--embedding is 10 with class shares",
     "run pefll --clients 0": "clients is 0",
     "run pefll --clients 99999": "clients is 99999, but 'digits' has only",
     "run pefll --clients 10 --cohort 11": "--cohort must be at most the number of training clients, 10; got 11.",
@@ -341,6 +348,23 @@ def test_a_run_repeats_from_its_own_settings(command: Command, tmp_path: Path) -
     assert 'engine = "auto"' not in settings.read_text(), "what was chosen is written down, or resuming could differ"
     assert command("run", "--settings", settings, "--name", "b", "--steps=2").code == 0
     assert (tmp_path / "a/clients.csv").read_text() == (tmp_path / "b/clients.csv").read_text()
+
+
+def test_a_run_with_budgets_sends_every_size_its_own_bytes(command: Command, tmp_path: Path) -> None:
+    words = ["--budgets", "S,L", "--unseen", "0.2", "--cohort", "8", "--model", "mlp", "--seeds", "2"]
+    done = command("run", "pfedhn", *SMALL, *words, "--out", tmp_path, "--name", "sizes")
+    assert done.code == 0
+    with (tmp_path / "sizes/clients.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for seed in ("0", "1"):
+        for seen, count in (("True", 4), ("False", 1)):
+            budgets = [row["budget"] for row in rows if (row["seed"], row["seen"]) == (seed, seen)]
+            assert (budgets.count("S"), budgets.count("L")) == (count, count)
+    lines = [json.loads(line) for line in (tmp_path / "sizes/ledger.jsonl").read_text().splitlines()]
+    fits = [line for line in lines if line["step"] == "fit"]
+    assert len(fits) == 2 * 4 * 2, "seeds, rounds, sizes"
+    per_client = {line["down"] / line["asked"] for line in fits}
+    assert per_client == {4 * (width * 64 + width + 10 * width + 10) for width in (50, 200)}
 
 
 def test_without_validation_data_the_last_round_counts(command: Command, tmp_path: Path) -> None:

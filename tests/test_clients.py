@@ -30,6 +30,9 @@ class Echo(Method):
     def double(self, home: Home, *, value: Tensor, twice: Tensor | None = None) -> Tree:
         return {"value": value + (value if twice is None else twice)}
 
+    def total(self, home: Home, *, value: Tensor) -> Tree:
+        return {"total": value.sum()}
+
     def whoami(self, home: Any) -> Tree:
         return {
             "id": home._card[CLIENT],
@@ -264,11 +267,43 @@ def test_only_some() -> None:
     assert part.ids.tolist() == [0, 3]
     assert part.silent is not None
     assert part.silent.tolist() == [True, False]
-    assert part.held == {}
+    assert part.held is clients.held, "what all were sent, some of them hold"
+    assert part.run(METHOD.echo, recall=["value"]).each["value"].tolist() == [[0.0], [1.0]]
     assert part.run(METHOD.whoami).heard.tolist() == [False, True]
     assert part.ledger is clients.ledger
     assert len(clients) == 4
     assert len(clients.only(IDS > 100)) == 0
+
+
+def test_messages_of_different_shapes_go_out_one_by_one_and_rows_come_back_in_order() -> None:
+    clients = cohort(faults=silent(3))
+    first, second = IDS < 5, IDS >= 5
+    sendings = [
+        Sending(each={"value": torch.tensor([[1.0, 2.0]]).repeat(2, 1)}, to=second),
+        Sending(each={"value": torch.tensor([[10.0], [20.0]])}, to=first),
+    ]
+    replies = clients.send(METHOD.total, sendings)
+    assert replies.each["total"].tolist() == [3.0, 10.0, 0.0, 3.0]
+    assert replies.heard.tolist() == [True, True, False, True]
+    alone = cohort(faults=silent(3)).run(METHOD.total, each={"value": torch.ones(4, 1)})
+    assert torch.equal(replies.weight, alone.weight)
+    assert [(int(e.asked), e.down_each) for e in clients.ledger] == [(2, 8), (1, 4)]
+
+
+def test_one_sending_may_stand_alone() -> None:
+    assert cohort().send(METHOD.total, Sending({"value": torch.ones(3)})).each["total"].tolist() == [3.0] * 4
+
+
+@pytest.mark.parametrize("masks", [[IDS < 5], [IDS < 5, IDS >= 3], []])
+def test_everybody_gets_one_message(masks: list[torch.Tensor]) -> None:
+    sendings = [Sending(shared={"value": torch.ones(1)}, to=mask) for mask in masks]
+    with pytest.raises(ProtocolError, match="'total' needs one message for every client"):
+        cohort().send(METHOD.total, sendings)
+
+
+def test_a_message_for_some_is_not_sent_to_all() -> None:
+    with pytest.raises(ProtocolError, match="'total' is sent to 2 of 4 clients alone"):
+        cohort().send(METHOD.total, Sending(shared={"value": torch.ones(1)}, to=IDS < 5))
 
 
 def test_turns_are_rounds_of_their_own() -> None:

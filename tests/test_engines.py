@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from latecomer.errors import (
     StepError,
     UnknownName,
 )
+from latecomer.lockstep import Lockstep
 from latecomer.method import Method
 from latecomer.nets.net import Net
 from latecomer.task import Batch, Home, Task
@@ -410,3 +412,24 @@ def test_a_client_without_validation_examples_at_the_very_end(name: str) -> None
     counts = clients.run(method.score, shared=method.init(torch.Generator().manual_seed(0))).each
     assert counts["val"][:, 1].tolist() == [1, 0]
     assert counts["test"][:, 1].tolist() == [1, 1]
+
+
+# several seeds, models of several sizes
+
+
+@pytest.mark.parametrize("engine", toys.ENGINES)
+def test_seeds_in_lockstep_may_be_at_models_of_different_sizes(engine: str) -> None:
+    """The first seed's clients hold three numbers, then two; the second's two, and then nobody is left to ask."""
+    diary = Diary(task=toys.task(), clients=len(toys.TRAIN), members=toys.MEMBERS)
+    made = toys.engine(engine, diary, toys.federations(2))
+
+    def work(run: int, sizes: list[int], engine: Any) -> list[Tensor]:
+        clients = Clients(engine, torch.arange(4), 0, run_index=run)
+        rows = [{"w": torch.full((4, size), run + 1.0), "v": torch.ones(4, size)} for size in sizes]
+        return [clients.run(diary.shapes, each={"params": row}).each["product"] for row in rows]
+
+    lockstep = Lockstep(made)
+    first, second = lockstep([partial(work, 0, [3, 2]), partial(work, 1, [2])])
+    assert [part.tolist() for part in first] == [[3.0] * 4, [2.0] * 4]
+    assert [part.tolist() for part in second] == [[4.0] * 4]
+    lockstep.close()

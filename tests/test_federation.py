@@ -11,7 +11,7 @@ import torch
 
 from latecomer.data import Federation
 from latecomer.data.federation import SPLITS, turns
-from latecomer.errors import DataError
+from latecomer.errors import DataError, UnknownName
 
 X = np.arange(6 * 4, dtype=np.uint8).reshape(6, 2, 2)
 Y = np.array([0, 1, 0, 1, 2, 1])
@@ -92,12 +92,13 @@ def test_only_labelled_training_examples_weigh() -> None:
 
 
 def test_traits_say_what_a_client_has() -> None:
-    federation = build(members=1, rotation=[0, 90], labelled=[True, False])
+    federation = build(members=1, rotation=[0, 90], labelled=[True, False], budget=["S", "L"])
     assert federation.traits(1) == {
         "seen": False,
         "role": "latecomer",
         "labelled": False,
         "rotation": 90,
+        "budget": "L",
         "train_examples": 1,
         "val_examples": 0,
         "test_examples": 1,
@@ -131,6 +132,7 @@ BAD = {
     "None of the 0 training clients": {"members": 0},
     "one entry a client, 2 in all; found 3": {"labelled": [True, False, True]},
     "one entry a client, 2 in all; found 1": {"rotation": [90]},
+    "budget have one entry a client, 2 in all; found 3": {"budget": ["S", "M", "L"]},
 }
 
 
@@ -173,3 +175,13 @@ def test_a_slope_is_turned_exactly() -> None:
     slope = torch.arange(9.0)[:, None].expand(9, 9) - 4
     row, column = torch.meshgrid(torch.arange(-2.0, 3), torch.arange(-2.0, 3), indexing="ij")
     torch.testing.assert_close(turned(slope.contiguous(), 30)[2:7, 2:7], 3**0.5 / 2 * row + column / 2)
+
+
+def test_a_budget_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UnknownName, match="There is no budget 'XL'; there are: L, M, S"):
+        build(budget=["S", "XL"])
+
+
+def test_a_budget_is_part_of_the_fingerprint() -> None:
+    """And only where somebody has an unusual one, so that older runs go on."""
+    assert build(budget=["M", "M"]).digest() == build().digest() != build(budget=["M", "S"]).digest()

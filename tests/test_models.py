@@ -13,11 +13,12 @@ from torch.func import grad, vmap
 import toys
 from latecomer import Federation, make_task, methods, tree
 from latecomer.engines.vector import activation_bytes
-from latecomer.errors import DataError, ModelError, UnknownName
+from latecomer.errors import DataError, ModelError, SettingError, UnknownName
 from latecomer.nets.check import check
-from latecomer.nets.models import CNN, CNN64, LSTM, MLP, MODELS, Conv4, LeNet, MobileNet, ResNet18, builder
+from latecomer.nets.models import CNN, CNN64, LSTM, MLP, MODELS, Conv4, LeNet, MobileNet, ResNet18, builder, in_size
 from latecomer.nets.net import Net
 from latecomer.nets.recurrent import Recurrent
+from latecomer.settings import SIZES
 from latecomer.task import Batch, Task
 
 SHAPE = (1, 8, 8)
@@ -412,3 +413,56 @@ class Fixed(nn.Module):
 def test_a_model_that_insists_on_its_outputs_is_refused() -> None:
     with pytest.raises(ModelError, match="cannot have 256 outputs"):
         task(Fixed).widened(256)
+
+
+# in several sizes
+
+
+@pytest.mark.parametrize(("model", "shape"), [(LeNet, (3, 32, 32)), (LeNet, SHAPE), (CNN, SHAPE), (MLP, SHAPE)])
+def test_one_forward_pass_serves_a_model_in_all_sizes(model: Callable[..., nn.Module], shape: tuple[int, ...]) -> None:
+    nets = {size: Net(lambda size=size: in_size(model, size)(shape, 7)) for size in SIZES}
+    usual, largest = Net(lambda: model(shape, 7)), nets["L"]
+    assert nets["M"].shapes == usual.shapes
+    assert nets["S"].size < nets["M"].size < nets["L"].size
+    x = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0))
+    for net in nets.values():
+        weights = net.fresh(torch.Generator().manual_seed(1))
+        assert torch.equal(largest(weights, x), net(weights, x))
+
+
+def test_the_papers_lenets_in_three_sizes() -> None:
+    """Filters in the first convolution, twice as many in the second, then 120 and 84."""
+    for size, filters in zip("SML", (8, 16, 32), strict=True):
+        first, second = 3 * 25 * filters + filters, 25 * filters * 2 * filters + 2 * filters
+        linear = 25 * 2 * filters * 120 + 120 + 120 * 84 + 84 + 84 * 10 + 10
+        assert Net(lambda size=size: in_size(LeNet, size)((3, 32, 32), 10)).size == first + second + linear
+
+
+def test_a_model_that_comes_in_one_size_is_refused() -> None:
+    with pytest.raises(SettingError, match="The model Nested comes in one size only, not in 'S'; leave --budgets out"):
+        in_size(Nested, "S")
+    with pytest.raises(SettingError, match="LeNet comes in the sizes S, M, L only, not in 'XL'"):
+        in_size(LeNet, "XL")
+
+
+class Stubborn(nn.Module):
+    """Comes in two widths, but its forward pass knows one of them by heart."""
+
+    widths = {"S": 4, "L": 8}
+
+    def __init__(self, shape: tuple[int, ...], outputs: int, width: int = 8) -> None:
+        super().__init__()
+        self.width = width
+        self.hidden, self.head = nn.Linear(64, width), nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.hidden(x.flatten(1)).view(-1, self.width))
+
+
+def test_a_forward_pass_that_serves_one_size_is_refused() -> None:
+    with pytest.raises(ModelError, match="breaks the rules for client models"):
+        make_task(toys.federation(), Stubborn, ["S", "L"])
+    assert make_task(toys.federation(), Stubborn, ["L"]).sizes.keys() == {"L"}
+    task = make_task(toys.federation(), MLP, ["L", "S"])
+    assert task.model.shapes == task.sizes["L"]
+    assert task.sizes["S"]["hidden.weight"] == (50, 64)

@@ -459,6 +459,28 @@ def test_validators_stand_between_members_and_latecomers_in_every_partition() ->
     assert not federate(SOURCE, **request, validators=0.1, unseen_labelled=False).labelled[18:].any()
 
 
+# budgets
+
+
+def test_budgets_fall_to_equal_groups_of_members_and_of_latecomers() -> None:
+    federations = [
+        federate(SOURCE, partition="iid", clients=32, unseen=0.25, budgets=("S", "M", "L"), seed=seed)
+        for seed in (0, 0, 1)
+    ]
+    for federation in federations:
+        assert sorted(federation.budget[:24].tolist()) == [0] * 8 + [1] * 8 + [2] * 8
+        assert sorted(federation.budget[24:].bincount().tolist()) == [2, 3, 3]
+    columns = [federation.budget.tolist() for federation in federations]
+    assert columns[0] == columns[1] != columns[2]
+    assert rows(federations[0]) == rows(federate(SOURCE, partition="iid", clients=32, unseen=0.25))
+
+
+def test_a_size_named_twice_has_twice_the_clients() -> None:
+    federation = federate(SOURCE, partition="iid", clients=30, budgets=("L", "S", "L"))
+    assert federation.budget.bincount().tolist() == [10, 0, 20]
+    assert set(federate(SOURCE, partition="iid", clients=4).budget.tolist()) == {1}
+
+
 # iid and rotations
 
 
@@ -581,6 +603,11 @@ BAD: dict[str, tuple[type[Exception], dict[str, Any]]] = {
     "validation is 1": (SettingError, {"validation": 1.0}),
     "examples is -1": (SettingError, {"examples": -1}),
     "seed is -1": (SettingError, {"seed": -1}),
+    "budgets names 3 sizes for 2 training clients": (
+        SettingError,
+        {"budgets": ("S", "M", "L"), "clients": 4, "unseen": 0.5, "partition": "iid"},
+    ),
+    "There is no budget 'XL'": (SettingError, {"budgets": ("XL",)}),
     "rotations is .* whole degrees": (SettingError, {"rotations": (0, 1.5)}),
 }
 

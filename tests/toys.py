@@ -27,6 +27,7 @@ torch.set_num_threads(1)  # the networks here are so small that a second thread 
 TRAIN = [5, 9, 12, 17, 20, 24, 30, 8, 15, 22]  # examples of every client; the last three are latecomers
 MEMBERS = 7
 ROTATION = [0, 90, 0, 30, 0, 0, 180, 0, 90, 0]
+BUDGET = list("SLLSSLSLSS")
 ENGINES = ["vector", "chunked", "loop", "flower"]
 
 
@@ -43,7 +44,14 @@ def federation(seed: int = 0, labelled: tuple[bool, ...] | None = None) -> Feder
             rows[split].append([left.pop(0) for _ in range(count)])
     pixels = (digits.images[:600] * 15.9).astype(np.uint8)
     return Federation.from_arrays(
-        pixels, digits.target[:600], **rows, members=MEMBERS, rotation=ROTATION, labelled=labelled, seed=seed
+        pixels,
+        digits.target[:600],
+        **rows,
+        members=MEMBERS,
+        rotation=ROTATION,
+        labelled=labelled,
+        seed=seed,
+        budget=BUDGET,
     )
 
 
@@ -53,12 +61,14 @@ def federations(count: int) -> list[Federation]:
     return [first, *(dataclasses.replace(federation(seed), examples=first.examples) for seed in range(1, count))]
 
 
-def small_model() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
+def small_model(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 10))
 
 
-def task(dtype: torch.dtype = torch.float32) -> Task:
-    return Task(Net(small_model), (1, 8, 8), 10, dtype)
+def task(dtype: torch.dtype = torch.float32, sizes: Sequence[str] = ()) -> Task:
+    narrow = Net(functools.partial(small_model, 4))
+    shapes = {"S": narrow.shapes, "L": Net(small_model).shapes}
+    return Task(Net(small_model), (1, 8, 8), 10, dtype, {size: shapes[size] for size in sizes})
 
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -69,7 +79,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "odpflhn-phases": ("odpflhn", {"training": "two-phases", "first_phase": 2, "after": 1}),
     "odpflhn-private": ("odpflhn", {"epsilon": 1.0, "pool": "mean", "bound": 1.0, "describe_by": 4}),
     "perfedavg-hf": ("perfedavg", {"variant": "hessian-free"}),
+    "pfedhn-budgets": ("pfedhn", {"sizes": "SL"}),
+    "pfedhn-fixed": ("pfedhn", {"representation": "class-shares"}),
+    "pfedhn-fixed-budgets": ("pfedhn", {"representation": "class-shares", "sizes": "SL"}),
     "pfedhn-pc": ("pfedhn", {"personal_head": True}),
+    "pfedhn-spectral": ("pfedhn", {"spectral": True}),
 }
 """Settings that change what crosses or what a client keeps, under names of their own."""
 
@@ -78,11 +92,12 @@ def method(name: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Me
     """A method at settings that make a round cheap, found by what a setting is called and what it means."""
     name, chosen = VARIANTS.get(name, (name, {}))
     settings = chosen | settings
+    sizes = settings.pop("sizes", ())  # not a setting of the method: models of several sizes, which its task has
     kind = methods.get(name)
     small = {key: value for key, f in settings_of(kind).items() if (value := _small(key, f)) is not None}
     if dtype == torch.float64:
         kind = _double(kind)
-    return kind(task=task(dtype), clients=len(TRAIN), members=MEMBERS, **small | settings)
+    return kind(task=task(dtype, sizes), clients=len(TRAIN), members=MEMBERS, **small | settings)
 
 
 def _small(name: str, f: dataclasses.Field[Any]) -> int | None:

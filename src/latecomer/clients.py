@@ -7,7 +7,6 @@ value of that call. Names, faults, bytes, non-finite replies and the ledger are 
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from . import tree
 from .errors import ProtocolError
+from .stopwatch import Stopwatch
 from .tree import Tree
 
 Step = Callable[..., Tree]
@@ -31,6 +31,7 @@ class Sending:
     shared: Tree = field(default_factory=dict)
     each: Tree = field(default_factory=dict)
     recall: tuple[str, ...] = ()
+    to: Tensor | None = None  # [cohort] bool, on the CPU: who gets it, a row of `each` for everyone; None: everybody
 
 
 @dataclass(frozen=True)
@@ -188,10 +189,28 @@ class Clients:
         """The mean of the replies; they are folded as they come and never stacked."""
         return self._exchange(step, Sending(shared or {}, each or {}, tuple(recall)), by).mean()
 
+    def send(self, step: Step, sendings: Sending | Sequence[Sending]) -> Replies:
+        """Let every client do `step` with what was prepared for it: one exchange a sending, and rows as `run` has them.
+
+        Several sendings, each to a part of the cohort, are for messages whose shapes differ from part to part.
+        """
+        if isinstance(sendings, Sending):
+            return self._exchange(step, sendings, None).replies()
+        masks = [torch.ones(len(self), dtype=torch.bool) if part.to is None else part.to for part in sendings]
+        if not (torch.stack([torch.zeros(len(self)), *masks]).sum(0) == 1).all():
+            raise ProtocolError(f"Step {step.__name__!r} needs one message for every client, neither none nor several.")
+        replies = [
+            self.only(mask)._exchange(step, part, None).replies() for mask, part in zip(masks, sendings, strict=True)
+        ]
+        order = tree.upload(torch.cat([mask.nonzero()[:, 0] for mask in masks]).argsort(), self.engine.device)
+        each = tree.row(tree.concatenate([part.each for part in replies]), order)
+        heard, weight = (torch.cat([getattr(part, name) for part in replies])[order] for name in ("heard", "weight"))
+        return Replies(each, heard, weight)
+
     def only(self, which: Tensor) -> Clients:
-        """The clients of this cohort for which the mask (on the CPU) holds."""
+        """The clients of this cohort for which the mask (on the CPU) holds; they hold what all were sent."""
         silent = None if self.silent is None else self.silent[which.to(self.silent.device)]
-        return replace(self, ids=self.ids[which], silent=silent, held={})
+        return replace(self, ids=self.ids[which], silent=silent)
 
     def turns(self, count: int) -> list[Clients]:
         """The same cohort for `count` rounds of its own, each with batches of its own (for fitting a latecomer)."""
@@ -223,6 +242,8 @@ class Clients:
 
     def _check(self, step: Step, sending: Sending) -> None:
         name, shared, each = step.__name__, sending.shared, sending.each
+        if sending.to is not None and int(sending.to.sum()) != len(self):
+            raise ProtocolError(f"Step {name!r} is sent to {int(sending.to.sum())} of {len(self)} clients alone.")
         if both := shared.keys() & each.keys():
             raise ProtocolError(f"Step {name!r} is sent {_list(both)} both as shared and as each.")
         if unknown := set(sending.recall) - self.held.keys():
@@ -251,32 +272,6 @@ def _signature(function: Any) -> tuple[frozenset[str], frozenset[str] | None]:
 def wire_names(step: Step) -> tuple[frozenset[str], frozenset[str] | None]:
     """The names a step needs, and those it takes (None: any): its keyword parameters are the wire names."""
     return _signature(getattr(step, "__func__", step))
-
-
-class Stopwatch:
-    """Seconds between start and stop; on a GPU by events, read only when asked, so that nothing waits."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.began = self._now()
-
-    def _now(self) -> Any:
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def stop(self) -> Callable[[], float]:
-        began, ended = self.began, self._now()
-        if self.device.type != "cuda":
-            return lambda: float(ended - began)
-
-        def read() -> float:
-            ended.synchronize()
-            return float(began.elapsed_time(ended)) / 1000
-
-        return read
 
 
 def _count(heard: Tensor, weight: Tensor, by: By) -> Tensor:

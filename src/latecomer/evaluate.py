@@ -58,8 +58,7 @@ def _one(method: Method, state: Tree, run: int, ids: Tensor, number: int, engine
     for some in ids.split(AT_ONCE):
         clients = Clients(engine, some, round=-1, run_index=run, scratch=number)  # below zero: not a round of training
         sent = method.personalise(state, clients)
-        replies = Clients(engine, some, round=-1, run_index=run, scratch=number, held=clients.held).run(
-            method.score, shared=sent.shared, each=sent.each, recall=sent.recall
-        )
+        again = Clients(engine, some, round=-1, run_index=run, scratch=number, held=clients.held)
+        replies = again.send(method.score, sent)
         parts.append(tree.to(replies.each, torch.device("cpu")))
     return Scores(ids, tree.concatenate(parts))

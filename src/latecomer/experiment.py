@@ -7,7 +7,8 @@ import platform
 import subprocess
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -19,7 +20,7 @@ from .engines import make
 from .errors import DataError, RunError, SettingError
 from .method import Method
 from .nets.check import check
-from .nets.models import builder
+from .nets.models import Builder, builder, in_size
 from .nets.net import Net
 from .settings import HOUSE, Settings, dump, parse, settings_of
 from .task import Task
@@ -91,7 +92,16 @@ class Experiment:
         """One federation a seed; they share the examples and differ in who owns what."""
         s, source = self.settings, load(self.settings.data)
         names = ("partition", "split", "classes_per_client", "alpha", "over", "rotations", "examples", "validation")
-        more = ("clients", "unseen", "labelled", "unseen_labelled", "validators", "fine_alpha", "unseen_alpha")
+        more = (
+            "clients",
+            "unseen",
+            "labelled",
+            "unseen_labelled",
+            "validators",
+            "fine_alpha",
+            "unseen_alpha",
+            "budgets",
+        )
         options = {name: getattr(s, name) for name in (*names, *more)}
         first = federate(source, seed=s.seed, **options)
         rest = [federate(source, seed=s.seed + k, **options) for k in range(1, s.seeds)]
@@ -99,8 +109,10 @@ class Experiment:
 
     def method(self, federations: Sequence[Federation]) -> Method:
         first, kind = federations[0], methods.get(self.settings.method)
+        if self.settings.budgets and not kind.serves_sizes:
+            raise SettingError(f"{kind.__name__} gives all clients models of one size; leave --budgets out.")
         model = builder(self.settings.model, first.examples.shape, first.examples.text)
-        task = make_task(first, model)
+        task = make_task(first, model, self.settings.budgets)
         members = min(federation.members for federation in federations)
         if (
             kind.needs_labels
@@ -115,12 +127,19 @@ class Experiment:
         return kind(task=task, clients=len(first), members=members, **self.own)
 
 
-def make_task(federation: Federation, model: Callable[[tuple[int, ...], int], torch.nn.Module]) -> Task:
-    """The task of classifying a federation's examples with a model, which is checked against the rules for steps."""
+def make_task(federation: Federation, model: Builder, budgets: Sequence[str] = ()) -> Task:
+    """The task of classifying a federation's examples with a model, which is checked against the rules for steps.
+
+    With `budgets`, sizes such as S and L, clients have the model in these sizes.
+    """
     examples = federation.examples
     dtype = torch.float32 if examples.images or examples.x.is_floating_point() else examples.x.dtype
     dtype = torch.int64 if dtype in (torch.int8, torch.int16) else dtype  # small to store; networks want them large
-    task = Task(Net(lambda: model(examples.shape, examples.classes)), examples.shape, examples.classes, dtype)
+    builders = {size: in_size(model, size) for size in budgets} or {"": model}
+    nets = {size: Net(partial(build, examples.shape, examples.classes)) for size, build in builders.items()}
+    largest = max(nets.values(), key=lambda net: net.size)
+    sizes = {size: net.shapes for size, net in nets.items() if size}
+    task = Task(largest, examples.shape, examples.classes, dtype, sizes)
     if hasattr(task.model.skeleton, "vocabulary") and not examples.text:
         raise DataError(
             f"This model reads sequences of whole numbers from 0 to {examples.classes - 1}, one for each class; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -39,6 +39,8 @@ class Method(ABC):
     """The run settings its paper uses, where they differ from latecomer's own defaults."""
     needs_labels: ClassVar[bool] = True
     """Whether a latecomer needs labelled examples to get a model."""
+    serves_sizes: ClassVar[bool] = False
+    """Whether clients can have models of different sizes, each as its budget allows."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -64,8 +66,8 @@ class Method(ABC):
         """One round with a cohort; returns a new state and changes nothing."""
 
     @abstractmethod
-    def personalise(self, state: Tree, clients: Clients) -> Sending:
-        """What to send so that these clients, members or latecomers, can `predict`."""
+    def personalise(self, state: Tree, clients: Clients) -> Sending | Sequence[Sending]:
+        """What to send so that these clients, members or latecomers, can `predict`; in parts where shapes differ."""
 
     @abstractmethod
     def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:
@@ -84,6 +86,23 @@ class Method(ABC):
             known = batch.real & (batch.y >= 0)
             counts[split] = torch.stack([right.sum(), known.sum()]).float()
         return counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainsBySteps(Method):
+    """A method whose clients train by SGD, so many batches a round: what pFedHN and its kin share."""
+
+    lr: float = setting(5e-3, "local learning rate", above=0)
+    steps: int = setting(50, "local batches a round", low=1)
+    batch: int = setting(64, "examples a batch", low=1)
+    momentum: float = setting(0.9, "local momentum, within a round", low=0, high=0.999)
+    weight_decay: float = setting(5e-5, "local weight decay", low=0)
+    clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0)
+
+    local: learn.SGD = made()
+
+    def build(self) -> None:
+        self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,10 @@ from .errors import SettingError, UnknownName
 
 T = TypeVar("T")
 
+Size = Literal["S", "M", "L"]
+SIZES: tuple[str, ...] = get_args(Size)
+"""What a client can afford: the model narrower than usual, as it is, or wider."""
+
 
 def setting(
     default: Any, meaning: str, *, low: float | None = None, high: float | None = None, above: float | None = None
@@ -52,6 +56,9 @@ class Settings:
     )
     rotations: tuple[int, ...] = setting(
         (), "degrees; every client turns all its images by one of them, drawn at random"
+    )
+    budgets: tuple[Size, ...] = setting(
+        (), "sizes of model that clients can afford; they fall at random into equal groups, one a size; none: all M"
     )
     examples: int = setting(0, "at most so many training examples a client; 0: all", low=0)
     validation: float = setting(0.2, "share of the training examples held out for validation", low=0, high=0.9)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from . import tree
 from .errors import ModelError
 from .nets.net import Net
 from .tree import Tree
@@ -35,6 +36,10 @@ class Batch:
         lowest = torch.finfo(values.dtype).min
         largest = torch.where(self.real[:, None], values, lowest).amax(0)
         return torch.where(self.real.any(), largest, torch.zeros_like(largest))
+
+    def counts(self, classes: int) -> Tensor:
+        """How many labelled examples of each class there are."""
+        return (one_hot(self.y, classes) * self.weight[:, None]).sum(0)
 
     def halves(self) -> tuple[Batch, Batch]:
         """The first half of the real examples (rounded up) and the other half, in batches of half the size."""
@@ -64,6 +69,10 @@ class Home(Protocol):
     memory: Tree
     """What this client keeps between rounds; a step may assign a new tree of the same shape."""
 
+    @property
+    def budget(self) -> Tensor:
+        """The size of model that this client can afford, as a place in `SIZES`."""
+
     def batch(self, size: int, purpose: str = "batch") -> Batch:
         """One random batch without repetition; the same one for the same purpose all round long."""
 
@@ -92,6 +101,9 @@ class Task:
     classes: int
 
     dtype: torch.dtype = torch.float32  # of one example, as the model sees it
+    sizes: Mapping[str, Mapping[str, torch.Size]] = field(default_factory=dict)
+    """The weights of the model in every size that clients can afford (`model` is the largest); empty: all have `model`.
+    Sizes differ in nothing but the shapes of their weights, so what computes with one computes with all."""
 
     def blank(self, size: int, device: torch.device | str = "cpu") -> Tensor:
         """Inputs of the right shape and nothing in them, for dry runs."""
@@ -100,8 +112,14 @@ class Task:
     @property
     def head(self) -> tuple[str, ...]:
         """The names of the last layer's weights; all others are the body."""
-        layer = next(reversed(self.model.shapes)).rpartition(".")[0]
-        return tuple(name for name in self.model.shapes if name.rpartition(".")[0] == layer)
+        return tuple(name for name in self.model.shapes if name.rpartition(".")[0] == self.model.last)
+
+    def target(self, without: Collection[str] = ()) -> Tree:
+        """The shapes of the weights a server gives, all but those `without`; a branch a size, where there are sizes."""
+        if len({str([shapes[name] for name in without]) for shapes in self.sizes.values()}) > 1:
+            raise ModelError(f"{', '.join(without)} differ in shape from size to size, so clients cannot keep them.")
+        trees = {size: tree.without(dict(shapes), without) for size, shapes in self.sizes.items()}
+        return trees or tree.without(dict(self.model.shapes), without)
 
     def widened(self, outputs: int) -> Net:
         """The model's architecture with another number of outputs: its last layer is replaced."""

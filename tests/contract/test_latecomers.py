@@ -42,20 +42,15 @@ def late_logits(name: str, engine: str, labelled: bool) -> tuple[Tensor, Any]:
     state, _ = toys.rounds(method, made, 2)
     clients = Clients(made, LATE, -1, scratch=1)
     sent = method.personalise(state, clients)
-    replies = Clients(made, LATE, -1, scratch=1, held=clients.held).run(
-        method.probe,  # type: ignore[attr-defined]
-        shared=sent.shared,
-        each=sent.each,
-        recall=sent.recall,
-    )
+    replies = Clients(made, LATE, -1, scratch=1, held=clients.held).send(method.probe, sent)  # type: ignore[attr-defined]
     assert replies.heard.all(), "some logits are not finite"
     (scores,) = evaluate(method, [state], Lockstep(made), [LATE], number=2)
     return replies.each["logits"], scores
 
 
 @pytest.mark.parametrize("engine", ["vector", "flower"])
-def test_a_latecomer_gets_a_model(name: str, engine: str) -> None:
-    logits, scores = late_logits(name, engine, labelled=True)
+def test_a_latecomer_gets_a_model(variant: str, engine: str) -> None:
+    logits, scores = late_logits(variant, engine, labelled=True)
     assert logits.shape == (len(LATE), 5, 10)
     assert logits.std(-1).min() > 0, "a model that says the same of every class is none"
     assert scores.accuracy().isfinite().all()
@@ -76,8 +71,8 @@ def test_a_latecomer_gets_a_model_without_labels(name: str, engine: str) -> None
     assert scores.accuracy("val").isnan().all(), "validation labels of the unlabelled stay hidden"
 
 
-def test_one_latecomer_does_not_affect_another(name: str) -> None:
-    method = toys.method(name, torch.float64)
+def test_one_latecomer_does_not_affect_another(variant: str) -> None:
+    method = toys.method(variant, torch.float64)
     made = toys.engine("vector", method, [toys.federation()])
     state, _ = toys.rounds(method, made, 1)
     (together,) = evaluate(method, [state], Lockstep(made), [torch.arange(len(toys.TRAIN))], number=1)

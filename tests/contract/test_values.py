@@ -71,12 +71,12 @@ def test_the_same_seed_twice_is_the_same_bit_for_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["chunked", "flower"])
-def test_seeds_in_lockstep_equal_seeds_alone(name: str, engine: str) -> None:
+def test_seeds_in_lockstep_equal_seeds_alone(variant: str, engine: str) -> None:
     both = toys.federations(2)
-    together = training(name, engine, both, torch.float64)
+    together = training(variant, engine, both, torch.float64)
     list(together.go())
     for run, federation in enumerate(both):
-        alone = training(name, engine, [federation], torch.float64)
+        alone = training(variant, engine, [federation], torch.float64)
         list(alone.go())
         assert toys.gap(alone.states[0], together.states[run]) < 1e-9
         memories = toys.remembered(alone.engine, 0, run), toys.remembered(together.engine, run, run)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..errors import SettingError, UnknownName
-from .federation import SPLITS, Federation
+from .federation import SPLITS, Federation, places
 from .partitions import NOBODY, PARTITIONS, SHARED_OUT, TEST, TRAIN, VAL, Dealt, Plan
 from .sources import Source, load
 
@@ -35,6 +35,7 @@ def federate(
     validators: float = 0.0,
     fine_alpha: float = 10.0,
     unseen_alpha: float = 0.0,
+    budgets: tuple[str, ...] = (),
 ) -> Federation:
     """Deal the examples of a source to clients.
 
@@ -42,7 +43,8 @@ def federate(
     `labelled` share of the members has labels; the others have them if `unseen_labelled`. As the split "flowdup",
     latecomers share the test examples and are scored on what describes them; so are validators, on training examples.
     With `rotations` every client draws one of these angles for all its images. `examples` above zero is the most that
-    a client may train on. `unseen_alpha` above zero is the latecomers' own Dirichlet alpha.
+    a client may train on. `unseen_alpha` above zero is the latecomers' own Dirichlet alpha. `budgets`
+    names sizes of model (S, M, L); members, and the others too, fall into groups of equal number, one a size.
     """
     source = load(source) if isinstance(source, str) else source
     plan = Plan(clients, split, classes_per_client, alpha, over, validation, fine_alpha)
@@ -81,7 +83,7 @@ def federate(
     ):
         if asked and not left:
             raise SettingError(f"None of the {kind} has examples both to train and to test on; ask for fewer clients.")
-    return _with_labels(federation, labelled, unseen_labelled)
+    return _with_budgets(_with_labels(federation, labelled, unseen_labelled), budgets)
 
 
 def _capped(dealt: Dealt, most: int, parts: tuple[int, ...], random: np.random.Generator) -> Dealt:
@@ -139,6 +141,17 @@ def _with_labels(federation: Federation, share: float, unseen_labelled: bool) ->
     labelled[:members] = False
     labelled[torch.from_numpy(order[: round(share * members)])] = True
     return replace(federation, labelled=labelled)
+
+
+def _with_budgets(federation: Federation, budgets: tuple[str, ...]) -> Federation:
+    if not budgets:
+        return federation
+    members = federation.members
+    if len(budgets) > members:
+        raise SettingError(f"budgets names {len(budgets)} sizes for {members} training clients; each size needs one.")
+    random = _random(federation.seed, "budgets")
+    turn = [random.permutation(count) % len(budgets) for count in (members, len(federation) - members)]
+    return replace(federation, budget=places(budgets)[torch.from_numpy(np.concatenate(turn))].to(torch.int8))
 
 
 def _random(seed: int, purpose: str) -> np.random.Generator:

@@ -17,9 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import DataError
+from ..errors import DataError, UnknownName
+from ..settings import SIZES
 
 SPLITS = ("train", "val", "test")
+USUAL = SIZES.index("M")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +93,7 @@ class Federation:
     members: int  # clients 0 .. members-1 train
     labelled: Tensor  # bool [clients]: whether a client's train and val labels may be seen
     rotation: Tensor  # int16 [clients]: degrees by which all images of a client are turned
+    budget: Tensor  # int8 [clients]: the size of model a client can afford, as a place in SIZES
     seed: int = 0  # of the split and of the batches
     notes: tuple[str, ...] = field(default=())  # what a user should know about the split (clients dropped, say)
     validators: int = 0  # the clients after the members: their scores select the best round; the rest are latecomers
@@ -139,6 +142,7 @@ class Federation:
         if self.validators:  # without any, the fingerprint is what it was before there were some
             known.update(repr(self.validators).encode())
         columns = [self.examples.y, self.labelled, self.rotation]
+        columns += [self.budget] if bool((self.budget != USUAL).any()) else []
         for split in SPLITS:
             columns += [self.rows(split).start, self.rows(split).index]
         for column in columns:
@@ -154,6 +158,7 @@ class Federation:
             "role": "member" if client < self.members else "validator" if client < self.first_late else "latecomer",
             "labelled": bool(self.labelled[client]),
             "rotation": int(self.rotation[client]),
+            "budget": SIZES[int(self.budget[client])],
             **{f"{split}_examples": len(self.rows(split)[client]) for split in SPLITS},
             "classes": " ".join(f"{k}:{n}" for k, n in enumerate(counts.tolist()) if n),
         }
@@ -172,6 +177,7 @@ class Federation:
         classes: int | None = None,
         labelled: Any = None,
         rotation: Any = None,
+        budget: Any = None,
         mean: tuple[float, ...] = (),
         std: tuple[float, ...] = (),
         seed: int = 0,
@@ -180,8 +186,9 @@ class Federation:
         """A federation from arrays: `train[i]` holds the indices into `x` and `y` that client i trains on.
 
         Images are uint8, [N, height, width] or [N, height, width, channels]; any other dtype reaches the model as it
-        is. A client without training examples, or without test examples, is dropped, and `notes` says so; if
-        `untested`, members and validators need none to test on.
+        is. `budget` names the size of model that each client can afford: S, M (the default) or L. A client without
+        training examples, or without test examples, is dropped, and `notes` says so; if `untested`, members and
+        validators need none to test on.
         """
         x, y = _tensor(x, "x"), _tensor(y, "y")
         _check_arrays(x, y)
@@ -215,16 +222,26 @@ class Federation:
             members=sum(k < members for k in kept),
             labelled=_column(labelled, True, count, torch.bool)[pick],
             rotation=_column(rotation, 0, count, torch.int16)[pick],
+            budget=_column(None if budget is None else places(budget), USUAL, count, torch.int8)[pick],
             seed=seed,
             notes=notes,
             validators=sum(members <= k < members + validators for k in kept),
         )
 
 
+def places(budget: Any) -> Tensor:
+    """Names of sizes as places in SIZES."""
+    names = np.atleast_1d(np.asarray(budget, dtype=str))
+    match = names[:, None] == np.array(SIZES)
+    if len(unknown := names[~match.any(1)]):
+        raise UnknownName("budget", str(unknown[0]), SIZES)
+    return torch.from_numpy(match.argmax(1))
+
+
 def _column(values: Any, default: Any, count: int, dtype: torch.dtype) -> Tensor:
     column = torch.full((count,), default, dtype=dtype) if values is None else torch.as_tensor(values, dtype=dtype)
     if column.shape != (count,):
-        raise DataError(f"labelled and rotation have one entry a client, {count} in all; found {len(column)}.")
+        raise DataError(f"labelled, rotation and budget have one entry a client, {count} in all; found {len(column)}.")
     return column
 
 

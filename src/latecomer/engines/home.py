@@ -1,6 +1,6 @@
 """The data side of an engine that holds its clients' examples: what `Home` promises, on packed federations.
 
-A client is described by a card, eleven integers, so that a whole cohort reaches the device in one small copy and a
+A client is described by a card, twelve integers, so that a whole cohort reaches the device in one small copy and a
 home can be made from one row of it inside `vmap`.
 """
 
@@ -17,9 +17,9 @@ from ..data.shuffle import mix, normal, purpose, shuffled
 from ..task import Batch, labelled
 from ..tree import Tree
 
-SEED, CLIENT, LABELLED, ANGLE, WEIGHT = range(5)  # LABELLED: 1 for one's own labels, and 2 more for a validator
-START = {split: 5 + 2 * k for k, split in enumerate(SPLITS)}
-SIZE = {split: 6 + 2 * k for k, split in enumerate(SPLITS)}
+SEED, CLIENT, LABELLED, ANGLE, WEIGHT, BUDGET = range(6)  # LABELLED: 1 for one's own labels, and 2 more for a validator
+START = {split: 6 + 2 * k for k, split in enumerate(SPLITS)}
+SIZE = {split: 7 + 2 * k for k, split in enumerate(SPLITS)}
 
 
 class Homes:
@@ -47,7 +47,7 @@ class Homes:
             self.taps, self.shares = (t.to(device) for t in turns(self.shape, angles.tolist()))
 
     def cards(self, run: int, ids: Tensor) -> Tensor:
-        """One row of integers a client: [clients, 11], on the CPU."""
+        """One row of integers a client: [clients, 12], on the CPU."""
         federation = self.federations[run]
         columns = [
             torch.full_like(ids, federation.seed),
@@ -55,6 +55,7 @@ class Homes:
             federation.labelled[ids].long() + 2 * ((ids >= federation.members) & (ids < federation.first_late)),
             torch.searchsorted(self.angles, federation.rotation[ids]),
             federation.weight[ids].long(),
+            federation.budget[ids].long(),
         ]
         for split in SPLITS:
             start = federation.rows(split).start
@@ -102,6 +103,10 @@ class PackedHome:
     ) -> None:
         self.memory = memory
         self._homes, self._card, self._round, self._entropy = homes, card, round, entropy
+
+    @property
+    def budget(self) -> Tensor:
+        return self._card[BUDGET]
 
     def batch(self, size: int, purpose: str = "batch") -> Batch:
         return next(iter(self.batches(1, size, purpose)))

@@ -47,6 +47,10 @@ class Vector(Shelf):
         self.graphs = Graphs() if graphs and self.device.type == "cuda" else None
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
+        for some in _alike(asks):
+            self._together(step, some)
+
+    def _together(self, step: str, asks: Sequence[Ask]) -> None:
         longest = max(len(ask.ids) for ask in asks)
         first = 0
         while first < longest:
@@ -168,6 +172,19 @@ def activation_bytes(method: Method) -> int:
             hook.remove()
     copies, width = 3, 4  # every number is kept, has a gradient and a working copy, of four bytes each
     return copies * width * (total + task.blank(1, "meta").numel())
+
+
+def _alike(asks: Sequence[Ask]) -> list[list[Ask]]:
+    """Asks whose messages have the same shapes share a map; a seed whose turn is a model of another size does not."""
+    forms: dict[str, list[Ask]] = {}
+    for ask in asks:
+        shared, each = tree.flatten(ask.shared | ask.recalled), tree.flatten(ask.each)
+        form = (
+            {path: leaf.shape for path, leaf in shared.items()},
+            {path: leaf.shape[1:] for path, leaf in each.items()},
+        )
+        forms.setdefault(str(form), []).append(ask)
+    return list(forms.values())
 
 
 def _flatten(rows: Tree) -> Tree:

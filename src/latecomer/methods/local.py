@@ -7,28 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import learn
 from ..clients import Clients, Sending
-from ..method import Method, made
+from ..method import TrainsBySteps
 from ..settings import setting
 from ..task import Batches, Home
 from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local(Method):
+class Local(TrainsBySteps):
     lr: float = setting(0.01, "learning rate", above=0)
-    steps: int = setting(50, "batches a round", low=1)
     batch: int = setting(32, "examples a batch", low=1)
-    momentum: float = setting(0.9, "momentum, within a round", low=0, high=0.999)
-    weight_decay: float = setting(5e-5, "weight decay", low=0)
     clip: float = setting(50.0, "largest gradient norm; 0: no limit", low=0)
     alone: int = setting(40, "passes over the data of a latecomer, which trains when it arrives", low=1)
-
-    local: learn.SGD = made()
-
-    def build(self) -> None:
-        self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip))
 
     # on the client
 

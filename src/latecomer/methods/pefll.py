@@ -18,7 +18,7 @@ from ..method import Method, made
 from ..nets.embed import ExampleAndLabel, LabelOnly
 from ..nets.hyper import Hypernetwork, fitted
 from ..settings import setting
-from ..task import Batch, Home, one_hot
+from ..task import Batch, Home
 from ..tree import Tree
 
 
@@ -83,8 +83,7 @@ class PeFLL(Method):
         logits = self.task.logits(params, x)
         if self.mask == "none":
             return logits
-        train = home.all()
-        owned = (one_hot(train.y, self.task.classes) * train.weight[:, None]).sum(0) > 0
+        owned = home.all().counts(self.task.classes) > 0
         return torch.where(owned, logits, 0.0 if self.mask == "zero" else torch.finfo(logits.dtype).min)
 
     def descriptor_of(self, batch: Batch, embed: Tree) -> Tree:

@@ -3,18 +3,22 @@
 The server turns client i's embedding into a model, the client trains that model for K steps and returns the change,
 and the server moves hypernetwork and embedding along it. The hypernetwork never travels. With `personal_head`
 (pFedHN-PC, section 3.3) the last layer is the client's own: trained along, it stays there and keeps its momentum.
+With `--budgets` (section 5.2) the hypernetwork emits models of several sizes, and a client gets the one it can afford.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from .. import learn, optim, tree
 from ..clients import Clients, Sending
-from ..method import Method, made
+from ..errors import SettingError
+from ..groups import Group, by_size
+from ..method import TrainsBySteps, made
 from ..nets.hyper import Hypernetwork
 from ..settings import setting
 from ..task import Home
@@ -22,53 +26,58 @@ from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedHN(Method):
-    lr: float = setting(5e-3, "local learning rate", above=0)
-    steps: int = setting(50, "local batches a round (K)", low=1)
-    batch: int = setting(64, "examples a batch", low=1)
-    momentum: float = setting(0.9, "local momentum", low=0, high=0.999)
-    weight_decay: float = setting(5e-5, "local weight decay", low=0)
-    clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0)
+class PFedHN(TrainsBySteps):
     server_lr: float = setting(1e-2, "learning rate of hypernetwork and embeddings", above=0)
     server_momentum: float = setting(0.9, "momentum of hypernetwork and embeddings", low=0, high=0.999)
     server_decay: float = setting(1e-3, "weight decay of hypernetwork and embeddings", low=0)
-    embedding: int = setting(0, "size of a client's embedding; 0: 1 + a quarter of the number of clients", low=0)
+    representation: Literal["learned", "class-shares"] = setting(
+        "learned", "what stands for a client: an embedding that is learned, or its class shares, fixed (appendix C.6)"
+    )
+    embedding: int = setting(0, "size of a learned embedding; 0: 1 + a quarter of the number of clients", low=0)
     hidden: int = setting(100, "width of the hypernetwork", low=1)
     depth: int = setting(3, "hidden layers of the hypernetwork after its first", low=0)
+    spectral: bool = setting(False, "divide every layer of the hypernetwork by its spectral norm (appendix C.4)")
     personal_head: bool = setting(False, "pFedHN-PC: the last layer stays at the client (its paper: server-lr 0.05)")
     novel_rounds: int = setting(20, "exchanges that fit a latecomer's embedding, hypernetwork frozen", low=1)
     novel_lr: float = setting(1e-2, "learning rate of a latecomer's embedding", above=0)
 
     paper = {"split": "pfedhn", "cohort": 1, "rounds": 5000, "select": "pooled"}
+    serves_sizes = True
 
-    width: int = made()
-    hyper: Hypernetwork = made()
+    fixed: bool = made()
     head: tuple[str, ...] = made()
-    local: learn.SGD = made()
+    hyper: Hypernetwork = made()
     own: learn.SGD = made()
     optimiser: optim.SGD = made()
 
     def build(self) -> None:
-        width = self.embedding or 1 + self.clients // 4
-        head = self.task.head if self.personal_head else ()
-        target = tree.without(self.task.model.shapes, head)
-        self.set(width=width, head=head, hyper=Hypernetwork(width, target, self.hidden, self.depth))
-        self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip))
-        self.set(own=learn.SGD(self.lr, self.momentum, self.weight_decay))  # the personal layer is not clipped
-        self.set(optimiser=optim.SGD(self.server_lr, self.server_momentum, self.server_decay, self.clip))
+        super().build()
+        fixed, head = self.representation == "class-shares", self.task.head if self.personal_head else ()
+        if fixed and self.embedding not in (0, self.task.classes):
+            raise SettingError(f"--embedding is {self.task.classes} with class shares, one a class; leave it out.")
+        width = self.task.classes if fixed else self.embedding or 1 + self.clients // 4
+        hyper = Hypernetwork(width, self.task.target(without=head), self.hidden, self.depth, self.spectral)
+        own = learn.SGD(self.lr, self.momentum, self.weight_decay)  # the personal layer is not clipped
+        optimiser = optim.SGD(self.server_lr, self.server_momentum, self.server_decay, self.clip)
+        self.set(fixed=fixed, head=head, hyper=hyper, own=own, optimiser=optimiser)
 
     # on the client
+
+    def introduce(self, home: Home) -> Tree:
+        """What the server has to know of a client: its size, and the shares of its classes, as far as it matters."""
+        told: Tree = {"budget": home.budget.float()} if self.task.sizes else {}
+        if self.fixed:
+            counts = home.all().counts(self.task.classes)
+            told["v"] = counts / counts.sum().clamp(min=1)
+        return told
 
     def fit(self, home: Home, *, params: Tree) -> Tree:
         batches = home.batches(self.steps, self.batch)
         if not self.head:
             return self.local.change(self.task.loss, params, batches)
         mine = learn.Part(self.own, home.memory["head"], home.memory["velocity"])
-        body, mine = learn.jointly(
-            lambda parts, batch: self.task.loss(parts[0] | parts[1], batch),
-            [learn.Part(self.local, params), mine],
-            batches,
-        )
+        parts = [learn.Part(self.local, params), mine]
+        body, mine = learn.jointly(lambda both, batch: self.task.loss(both[0] | both[1], batch), parts, batches)
         home.memory = {"head": mine.params, "velocity": mine.velocity}
         return tree.sub(body.params, params)
 
@@ -84,44 +93,57 @@ class PFedHN(Method):
     # on the server
 
     def init(self, generator: torch.Generator) -> Tree:
-        learned = {
-            "hyper": self.hyper.fresh(generator),
-            "embedding": torch.randn(self.members, self.width, generator=generator),
-        }
+        learned: Tree = {"hyper": self.hyper.fresh(generator)}
+        if not self.fixed:
+            learned["embedding"] = torch.randn(self.members, self.hyper.descriptor, generator=generator)
         return {"ids": torch.arange(self.members), "learned": learned, "optimiser": self.optimiser.init(learned)}
 
     def round(self, state: Tree, clients: Clients) -> Tree:
-        rows = torch.searchsorted(state["ids"], clients.index)
-        params, pull = learn.pullback(
-            lambda learned: self.generate(learned, learned["embedding"][rows]), state["learned"]
-        )
-        update = clients.run(self.fit, each={"params": params})
-        (gradient,) = pull(tree.scale(update.each, -1 / update.heard.sum().clamp(min=1)))  # silent rows are zero
+        groups = self.meet(clients)
+        params, pull = learn.pullback(lambda learned: self.models(learned, state["ids"], groups), state["learned"])
+        updates = {group.size: group.clients.run(self.fit, each={"params": params[group.size]}) for group in groups}
+        heard = torch.stack([update.heard.sum() for update in updates.values()]).sum().clamp(min=1)
+        (gradient,) = pull({size: tree.scale(update.each, -1 / heard) for size, update in updates.items()})
         learned, optimiser = self.optimiser.step(state["learned"], gradient, state["optimiser"])
         return {"ids": state["ids"], "learned": learned, "optimiser": optimiser}
 
-    def personalise(self, state: Tree, clients: Clients) -> Sending:
-        ids, learned = state["ids"], state["learned"]
-        rows = torch.searchsorted(ids, clients.index).clamp(max=len(ids) - 1)
-        embedding = learned["embedding"][rows]
-        late = ~torch.isin(clients.ids, ids.cpu())
-        if late.any():
-            novel = self.novel_embeddings(learned, clients.only(late))
-            embedding = embedding.index_copy(0, late.nonzero()[:, 0].to(ids.device), novel)
-        return Sending(each={"params": self.generate(learned, embedding)})
+    def models(self, learned: Tree, ids: Tensor, groups: list[Group]) -> Tree:
+        known = {group.size: self.known(learned, ids, group) for group in groups}
+        return {size: self.hyper.generate(learned["hyper"], v, size) for size, v in known.items()}
 
-    def novel_embeddings(self, learned: Tree, clients: Clients) -> Tensor:
+    def personalise(self, state: Tree, clients: Clients) -> list[Sending]:
+        learned, sendings = state["learned"], []
+        for group in self.meet(clients):
+            known = self.known(learned, state["ids"], group)
+            late = ~torch.isin(group.clients.ids, state["ids"].cpu())
+            if not self.fixed and late.any():
+                novel = self.novel(learned, replace(group, clients=group.clients.only(late)))
+                known = known.index_copy(0, late.nonzero()[:, 0].to(known.device), novel["embedding"])
+            params = self.hyper.generate(learned["hyper"], known, group.size)
+            sendings.append(Sending(each={"params": params}, to=group.which))
+        return sendings
+
+    def novel(self, learned: Tree, group: Group) -> Tree:
         """Section 5.3: new embeddings are fitted over a few exchanges, while the hypernetwork stays as it is."""
         optimiser = optim.SGD(self.novel_lr, self.server_momentum)  # no clipping: latecomers must not affect each other
-        novel: Tree = {"embedding": learned["embedding"].mean(0).repeat(len(clients), 1)}
+        novel: Tree = {"embedding": learned["embedding"].mean(0).repeat(len(group.clients), 1)}
         memory = optimiser.init(novel)
-        for turn in clients.turns(self.novel_rounds):
-            params, pull = learn.pullback(lambda embedding: self.generate(learned, embedding), novel["embedding"])
+        for turn in group.clients.turns(self.novel_rounds):
+            params, pull = learn.pullback(
+                lambda novel: self.hyper.generate(learned["hyper"], novel["embedding"], group.size), novel
+            )
             update = turn.run(self.fit, each={"params": params})
             (gradient,) = pull(tree.scale(update.each, -1))
-            novel, memory = optimiser.step(novel, {"embedding": gradient}, memory)
-        embedding: Tensor = novel["embedding"]
-        return embedding
+            novel, memory = optimiser.step(novel, gradient, memory)
+        return novel
 
-    def generate(self, learned: Tree, embedding: Tensor) -> Tree:
-        return self.hyper.generate(learned["hyper"], embedding)
+    def meet(self, clients: Clients) -> list[Group]:
+        """The cohort in groups of one size, after the clients have introduced themselves where that matters."""
+        told = clients.run(self.introduce) if self.fixed or self.task.sizes else None
+        return by_size(clients, told, self.task.sizes)
+
+    def known(self, learned: Tree, ids: Tensor, group: Group) -> Tensor:
+        """What describes these clients: what they told, or their rows of the table (a latecomer's is not its own)."""
+        rows = torch.searchsorted(ids, group.clients.index).clamp(max=len(ids) - 1)
+        v: Tensor = group.told["v"] if self.fixed else learned["embedding"][rows]
+        return v

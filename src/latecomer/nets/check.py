@@ -11,6 +11,7 @@ from torch.func import grad, vmap
 from .. import tree
 from ..errors import LatecomerError, ModelError
 from ..task import Batch, Task
+from ..tree import Tree
 
 ROWS, EXAMPLES = 2, 2
 
@@ -25,7 +26,8 @@ def check(task: Task) -> None:
             )
     entered = _Entered(task.model.skeleton)
     try:
-        _dry_run(task)
+        for weights in [task.model.fresh(torch.Generator().manual_seed(0)), *_in_sizes(task)]:
+            _dry_run(task, weights)
     except LatecomerError:
         raise
     except Exception as error:  # whatever the user's forward raises, it becomes a sentence about the layer
@@ -35,8 +37,12 @@ def check(task: Task) -> None:
         entered.remove()
 
 
-def _dry_run(task: Task) -> None:
-    weights = task.model.fresh(torch.Generator().manual_seed(0))
+def _in_sizes(task: Task) -> list[Tree]:
+    """Weights of every size, to see that the one forward pass serves them all."""
+    return [{name: torch.zeros(shape) for name, shape in shapes.items()} for shapes in task.sizes.values()]
+
+
+def _dry_run(task: Task, weights: Tree) -> None:
     rows = tree.map(lambda leaf: leaf.expand(ROWS, *leaf.shape), weights)
     batch = Batch(task.blank(EXAMPLES), torch.zeros(EXAMPLES, dtype=torch.long), torch.ones(EXAMPLES, dtype=torch.bool))
     logits = vmap(lambda params: task.logits(params, batch.x), randomness="error")(rows)

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ..errors import UnknownName
+from ..errors import SettingError, UnknownName
 from .recurrent import LSTM
 from .residual import MobileNet, ResNet18, normalise
 from .shape import image as _image
 
 
 class LeNet(nn.Module):
-    """Two convolutions and three linear layers, as in pFedHN and PeFLL. Small images are padded to what it needs."""
+    """Two convolutions and three linear layers, as in pFedHN and PeFLL. Small images are padded to what it needs.
 
-    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+    `width` is the number of filters of the first convolution; the second has twice as many.
+    """
+
+    widths: ClassVar = {"S": 8, "M": 16, "L": 32}  # pFedHN, appendix B
+
+    def __init__(self, shape: tuple[int, ...], outputs: int, width: int = widths["M"]) -> None:
         super().__init__()
-        channels, height, width = _image(shape, "lenet")
-        padding = 2 if min(height, width) < 16 else 0  # without padding, a 5x5 filter twice eats images this small
-        self.conv1 = nn.Conv2d(channels, 16, 5, padding=padding)
-        self.conv2 = nn.Conv2d(16, 32, 5, padding=padding)
+        channels, *sides = _image(shape, "lenet")
+        padding = 2 if min(sides) < 16 else 0  # without padding, a 5x5 filter twice eats images this small
+        self.conv1 = nn.Conv2d(channels, width, 5, padding=padding)
+        self.conv2 = nn.Conv2d(width, 2 * width, 5, padding=padding)
         self.pool = nn.MaxPool2d(2)
         shrink = 4 - 2 * padding
-        rows, columns = (((side - shrink) // 2 - shrink) // 2 for side in (height, width))
-        self.fc1 = nn.Linear(32 * rows * columns, 120)
+        rows, columns = (((side - shrink) // 2 - shrink) // 2 for side in sides)
+        self.fc1 = nn.Linear(2 * width * rows * columns, 120)
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, outputs)
         self.relu = nn.ReLU()
@@ -39,18 +46,20 @@ class LeNet(nn.Module):
 class CNN(nn.Module):
     """The small network of FedAvg (McMahan et al. 2017): two padded 5x5 convolutions, one hidden layer of 512."""
 
-    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+    widths: ClassVar = {"S": 16, "M": 32, "L": 64}  # filters of the first convolution
+
+    def __init__(self, shape: tuple[int, ...], outputs: int, width: int = widths["M"]) -> None:
         super().__init__()
-        channels, height, width = _image(shape, "cnn")
+        channels, *sides = _image(shape, "cnn")
         self.layers = nn.Sequential(
-            nn.Conv2d(channels, 32, 5, padding=2),
+            nn.Conv2d(channels, width, 5, padding=2),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5, padding=2),
+            nn.Conv2d(width, 2 * width, 5, padding=2),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(64 * (height // 4) * (width // 4), 512),
+            nn.Linear(2 * width * (sides[0] // 4) * (sides[1] // 4), 512),
             nn.ReLU(),
             nn.Linear(512, outputs),
         )
@@ -104,14 +113,16 @@ class Conv4(nn.Module):
 class MLP(nn.Module):
     """One hidden layer of 100."""
 
-    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+    widths: ClassVar = {"S": 50, "M": 100, "L": 200}  # of the hidden layer
+
+    def __init__(self, shape: tuple[int, ...], outputs: int, width: int = widths["M"]) -> None:
         super().__init__()
         inputs = 1
         for side in shape:
             inputs *= side
-        self.hidden = nn.Linear(inputs, 100)
+        self.hidden = nn.Linear(inputs, width)
         self.relu = nn.ReLU()
-        self.head = nn.Linear(100, outputs)
+        self.head = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1).to(self.hidden.weight.dtype)  # whole numbers too
@@ -140,3 +151,14 @@ def builder(name: str, shape: tuple[int, ...], text: bool = False) -> Builder:
     if name not in MODELS:
         raise UnknownName("model", name, [*MODELS, "auto"])
     return MODELS[name]
+
+
+def in_size(model: Builder, size: str) -> Builder:
+    """The same model for clients of this budget: a class says by `widths` how wide it is in each size."""
+    widths: dict[str, int] = getattr(model, "widths", {})
+    if size not in widths:
+        found = f"in the sizes {', '.join(widths)}" if widths else "in one size"
+        name = getattr(model, "__name__", "given")
+        raise SettingError(f"The model {name} comes {found} only, not in {size!r}; leave --budgets out.")
+    wide: Any = model
+    return partial(wide, width=widths[size])

@@ -93,7 +93,8 @@ class Flower:
         """A reply of the right shape where nobody answered: by a client that does not exist, with one blank example."""
         task, rows = self.method.task, Rows.of([[0]])
         examples = Examples(task.blank(1), torch.zeros(1, dtype=torch.long), task.classes)
-        nobody = Federation(examples, rows, rows, rows, 1, torch.ones(1, dtype=torch.bool), torch.zeros(1).short())
+        labelled, unturned, budget = torch.ones(1, dtype=torch.bool), torch.zeros(1).short(), torch.zeros(1).char()
+        nobody = Federation(examples, rows, rows, rows, 1, labelled, unturned, budget)
         homes = Homes([nobody], self.device, task.dtype)
         card = homes.cards(0, torch.tensor([0]))[0]
         home = PackedHome(homes, card, torch.tensor(0), blank_memory(self.method, nobody))
