@@ -193,6 +193,20 @@ def test_features_are_those_that_knnper_compares() -> None:
         assert torch.equal(logits, net(params, given))
 
 
+def test_torchs_own_lstm_is_refused_by_name() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.LSTM(3, 4, batch_first=True)
+            self.head = nn.Linear(4, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.rnn(x)[0][:, -1])  # type: ignore[no-any-return]
+
+    with pytest.raises(ModelError, match=r"Layer 'rnn' \(LSTM\) breaks the rules"):
+        check(task(Own, (6, 3)))
+
+
 def test_texts_are_sequences() -> None:
     with pytest.raises(DataError, match=r"'lstm' takes sequences of characters; an example here has shape \(1, 8, 8\)"):
         LSTM((1, 8, 8), 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ import numpy as np
 import pytest
 
 from console import Command, Outcome
+from latecomer import methods
+from latecomer.cli import flags
+from latecomer.experiment import Experiment
+from latecomer.settings import Settings, settings_of
 
 QUICK = ["--rounds", "1", "--cohort", "2", "--evaluate-every", "1", "--classes-per-client", "1"]
 FOUR = [*QUICK, "--clients", "4", "--engine", "vector"]
@@ -130,6 +135,15 @@ def test_several_seeds_deal_differently(command: Command) -> None:
     np.savez("mine.npz", **images())
     words = ("--data", "npz:mine.npz", "--partition", "pachinko", *FOUR, "--seeds", "2")
     assert result(command("run", "fedavg", *words))["seeds"] == [0, 1]
+
+
+def test_the_commands_that_the_page_about_data_shows_are_commands() -> None:
+    page = Path(__file__).parent.parent / "docs" / "data.md"
+    lines = re.findall("^    latecomer run (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(lines) >= 6
+    for method, *words in map(str.split, lines):
+        names = [*settings_of(Settings), *settings_of(methods.get(method))]
+        assert Experiment.parse(method, flags.read(words, names, ())).settings.method == method
 
 
 FLAT = {"x_train": np.ones((32, 5)), "x_test": np.ones((16, 5))}
