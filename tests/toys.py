@@ -64,6 +64,8 @@ def task(dtype: torch.dtype = torch.float32) -> Task:
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "apfl-adaptive": ("apfl", {"adaptive": True}),
     "fedprox-fixed": ("fedprox", {"adaptive": False}),
+    "knnper-fifo": ("knnper", {"datastore": "fifo", "weak": 0.5}),
+    "knnper-prototypes": ("knnper", {"prototypes": 2, "projection": 4}),
     "perfedavg-hf": ("perfedavg", {"variant": "hessian-free"}),
     "pfedhn-pc": ("pfedhn", {"personal_head": True}),
 }

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from . import learn
-from .clients import Clients, Sending
+from .clients import Clients, Engine, Sending
 from .settings import check_ranges, setting
 from .task import Home, Task
 from .tree import Tree
+
+if TYPE_CHECKING:
+    from .data.federation import Federation
 
 
 def made() -> Any:
@@ -69,6 +72,10 @@ class Method(ABC):
     @abstractmethod
     def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:
         """On the client: logits for `x`, from what `personalise` sent."""
+
+    def review(self, federations: Sequence[Federation], engine: Engine) -> list[str]:
+        """Before training: what a user should know about this method on these data; raises where it cannot work."""
+        return []
 
     def score(self, home: Home, **sent: Tree) -> Tree:
         """On the client: how many examples of each held-out split the personal model gets right."""

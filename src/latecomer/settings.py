@@ -54,7 +54,8 @@ class Settings:
     model: str = setting(
         "auto", "client model; `latecomer list models` names them; auto: lenet, or mlp below 16 pixels"
     )
-    rounds: int | None = setting(None, "rounds of training", low=1)
+    start: str = setting("", "run folder whose model, one for all clients, the training begins with")
+    rounds: int | None = setting(None, "rounds of training; 0 with --start: its model is only personalised", low=0)
     cohort: int | None = setting(None, "clients a round", low=1)
     seed: int = setting(
         0, "first seed: of the split, the initial weights, the cohorts and the batches", low=0, high=10**9

@@ -55,6 +55,9 @@ class Home(Protocol):
     def all(self, split: str = "train") -> Batch:
         """Everything, padded to the largest client."""
 
+    def lot(self, purpose: str) -> Tensor:
+        """A number in [0, 1) that this client drew for a purpose, once and for all rounds."""
+
 
 @dataclass(frozen=True)
 class Task:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..data.federation import SPLITS, Federation, turns
-from ..data.shuffle import mix, purpose, shuffled
+from ..data.shuffle import lot, mix, purpose, shuffled
 from ..task import Batch
 from ..tree import Tree
 
@@ -108,6 +108,9 @@ class PackedHome:
         count = self._card[SIZE[split]]
         x, y = self._homes.take(_within(place, count), self._card, split)
         return Batch(x, y, place < count)
+
+    def lot(self, purpose: str) -> Tensor:
+        return lot(self._card[SEED], self._card[CLIENT], purpose)
 
 
 class DrawnBatches:
