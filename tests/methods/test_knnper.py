@@ -77,17 +77,35 @@ def test_unknown_examples_do_not_vote_and_few_are_enough() -> None:
 
 
 def test_validation_data_choose_the_blend() -> None:
-    """The model is wrong about both validation examples, the vote right: the smallest blend that rights both wins.
+    """The model is wrong about both validation examples, the vote right about both.
 
     At 0.2 the model gives class 0 the probability 1 / (1 + exp(3.6)) = 0.0266 and the vote all of it, at 3.8 likewise
-    for class 1: a blend b is right where b + (1 - b) 0.0266 > 1/2, so from 0.487 on. Of 0.3 and 0.5 it must be 0.5.
+    for class 1: a blend b is right where b + (1 - b) 0.0266 > 1/2, so from 0.487 on. Of 0.3 and 0.5 it must be 0.5; of
+    0.5 and 1, both right, it is 1, which finds the labels likelier, in whatever order they come.
     """
-    method = build(neighbours=(1,), blends=(0.0, 0.3, 0.5, 1.0))
-    blend, _ = method.best(home(0).all("val"), method.voter(method.store(home(0), WRONG)), WRONG)
-    assert blend.item() == 0.5
-    logits = method.predict(home(0), tensor([[0.2]]), params=WRONG)[0].exp().numpy()
     likely = 1 / (1 + np.exp(3.6))
-    assert logits == pytest.approx([0.5 + 0.5 * likely, 0.5 * (1 - likely)])
+    for blends, best in (((0.0, 0.3, 0.5), 0.5), ((0.0, 0.5, 1.0), 1.0), ((1.0, 0.5, 0.0), 1.0)):
+        method = build(neighbours=(1,), blends=blends)
+        blend, _ = method.best(home(0).all("val"), method.voter(method.store(home(0), WRONG)), WRONG)
+        assert blend.item() == best
+        found = method.predict(home(0), tensor([[0.2]]), params=WRONG)[0].exp().numpy()
+        assert found == pytest.approx([best + (1 - best) * likely, (1 - best) * (1 - likely)], abs=1e-9)
+
+
+def test_more_right_outweighs_likelier() -> None:
+    """At 0 the model knows class 0 for sure; at 1 it is a little wrong, and the vote a little right.
+
+    Alone, the model finds the labels likelier: 0.99 and 0.45, in the mean 0.72, against the vote's 0.51 twice. But the
+    vote gets both right.
+    """
+    weight = np.log(0.99 / 0.01) - np.log(0.45 / 0.55)  # the model's score for class 0 falls by so much from 0 to 1
+    model = {"weight": tensor([[-weight], [0.0]]), "bias": tensor([np.log(0.99 / 0.01), 0.0])}
+    clients = Federation.from_arrays(
+        np.array([[0.0], [1.0]]), np.array([0, 0]), train=[[0, 1]], val=[[0, 1]], test=[[0]], classes=2
+    )
+    shares = tensor([[[0.51, 0.49], [0.51, 0.49]]])
+    blend, _ = build(blends=(0.0, 1.0)).best(home(0, clients).all("val"), lambda features: shares, model)
+    assert blend.item() == 1.0
 
 
 def test_validation_data_choose_k_and_sigma() -> None:

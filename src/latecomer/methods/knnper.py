@@ -22,7 +22,7 @@ from ..method import TrainsByPasses, made
 from ..nets.neighbours import Datastore, Kernel, Rule, Search, check_search, held, lowered, room
 from ..nets.prototypes import ProtoNN
 from ..settings import setting
-from ..task import Batch, Home
+from ..task import Batch, Home, one_hot
 from ..tree import Tree
 
 Vote = Callable[[Tensor], Tensor]  # from features to class shares, one layer for every k and sigma there is to try
@@ -108,16 +108,18 @@ class KnnPer(TrainsByPasses):
         return lambda features: self.compress.vote(model, features)[None]
 
     def best(self, held_out: Batch, vote: Vote, params: Tree) -> tuple[Tensor, Tensor]:
-        """The weight of the vote, and the kind of vote, that get most validation examples right; of equals the first.
+        """The weight of the vote, and the kind of vote, that get most validation examples right.
 
-        Equation 7 for all of them at once: probabilities, not logits, are blended.
+        Equation 7 for all of them at once: probabilities, not logits, are blended. Small clients get all right in many
+        ways: of equals the one that finds the labels likelier (on average, so below one example), then the first.
         """
         features, logits = self.task.model.features(params, held_out.x)
         tried = torch.stack([torch.full((), blend, device=logits.device) for blend in self.blends]).to(logits.dtype)
         votes = vote(features)  # [kinds, examples, classes]
-        answers = logits.softmax(-1).lerp(votes, tried[:, None, None, None]).argmax(-1)
-        right = ((answers == held_out.y) * held_out.weight).sum(-1).flatten()
-        chosen = right.argmax(0, keepdim=True)
+        likely = logits.softmax(-1).lerp(votes, tried[:, None, None, None])
+        truth = (likely * one_hot(held_out.y, self.task.classes)).sum(-1) / held_out.weight.sum().clamp(min=1)
+        gain = (((likely.argmax(-1) == held_out.y) + truth) * held_out.weight).sum(-1)
+        chosen = gain.flatten().argmax(0, keepdim=True)
         return tried[chosen // len(votes)][0], chosen % len(votes)
 
     def memory(self, generator: torch.Generator) -> Tree:
