@@ -29,5 +29,5 @@ clean:
 	touch $@
 
 .venv/dev: .venv/core
-	$(BIN)/pip install -q -c constraints.txt -e '.[flower,hub,privacy,dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[flower,hub,privacy,knn,dev]'
 	touch $@

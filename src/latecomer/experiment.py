@@ -46,6 +46,8 @@ class Experiment:
         )
         filled = {key: kind.paper.get(key, default) for key, default in HOUSE.items() if getattr(settings, key) is None}
         settings = dataclasses.replace(settings, **filled)
+        if settings.rounds == 0 and not settings.start:
+            raise SettingError("--rounds must be at least 1, or 0 to take the model of --start as it is; got 0.")
         chosen = {k: v for k, v in values.items() if k in own and k not in general}
         probe = _settings_only(kind)
         parsed = parse(probe, chosen)

@@ -138,6 +138,16 @@ class Folder:
         self._cut(latest["logs"])
         return tensors, latest
 
+    def peek(self) -> Tree:
+        """The tensors of the latest checkpoint, for somebody else's use: nothing here changes."""
+        folder = self.path / "checkpoint"
+        if not (folder / "latest.json").is_file():
+            raise RunError(
+                f"The run in {self.path} has no checkpoint yet; let it go on with: latecomer resume {self.path}"
+            )
+        latest = self._latest(folder)
+        return self._tensors(folder / latest["tensors"], latest["bytes"])
+
     def _latest(self, folder: Path) -> dict[str, Any]:
         try:
             latest: dict[str, Any] = json.loads((folder / "latest.json").read_text(encoding="utf-8"))

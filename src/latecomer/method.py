@@ -5,17 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from . import learn
-from .clients import Clients, Sending
+from .clients import Clients, Engine, Sending
 from .nets.subspace import Kind, Subspace
 from .settings import check_ranges, setting
 from .task import Home, Task
 from .tree import Tree
+
+if TYPE_CHECKING:
+    from .data.federation import Federation
 
 
 def made() -> Any:
@@ -76,6 +79,10 @@ class Method(ABC):
     def spent(self) -> Mapping[str, Any]:
         """What the result says about privacy; nothing where the method gives no guarantee."""
         return {}
+
+    def review(self, federations: Sequence[Federation], engine: Engine) -> list[str]:
+        """Before training: what a user should know about this method on these data; raises where it cannot work."""
+        return []
 
     def score(self, home: Home, **sent: Tree) -> Tree:
         """On the client: how many examples of each held-out split the personal model gets right."""

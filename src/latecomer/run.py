@@ -42,6 +42,8 @@ class Run:
         if path.exists():
             raise RunError(f"The run folder {path} exists already; choose another --name, or latecomer resume {path}.")
         training = experiment.training()
+        if s.start:
+            start(training, Path(s.start))
         # Engines and thread counts round differently: whoever resumes or repeats this run must take the same ones.
         chosen: dict[str, Any] = {"engine": type(training.engine).__name__.lower(), "threads": torch.get_num_threads()}
         experiment = dataclasses.replace(experiment, settings=dataclasses.replace(s, **chosen))
@@ -57,11 +59,12 @@ class Run:
         with folder.held():
             found = folder.load()
         training = experiment.training()
-        recorded = tomllib.loads(folder.settings).get("about", {}).get("splits")
-        if recorded != [federation.digest() for federation in training.federations]:
+        if _splits(folder) != [federation.digest() for federation in training.federations]:
             raise RunError(f"The data or their split are not those that the run in {path} began with; put them back.")
         if found is not None:
             restore(training, *found)
+        elif experiment.settings.start:
+            start(training, Path(experiment.settings.start))
         return Run(experiment, folder, training)
 
     def go(self, progress: Progress = lambda *_: None) -> dict[str, Any] | None:
@@ -129,6 +132,24 @@ def restore(training: Training, tensors: tree.Tree, facts: Mapping[str, Any]) ->
             scores = Scores(torch.arange(federation.members), part["best"]["counts"])
             state = tree.to(part["best"].get("state", {}), device)
             training.best[run] = Best(best["round"], best["validation"], state, scores)
+
+
+def start(training: Training, path: Path) -> None:
+    """Begin with the models of another run, each seed with that of its own best round."""
+    folder = Folder.open(path)
+    states = [part.get("best", {}).get("state", {}) for part in folder.peek().values()]
+    if any("params" not in state for state in states):
+        raise RunError(f"The run in {path} has no model that is the same for all clients, which --start needs.")
+    training.adopt([state["params"] for state in states], f"--start {path}")
+    if _splits(folder) != [federation.digest() for federation in training.federations]:
+        training.notes.append(
+            f"The model of {path} was trained on another split of the data, so it may have seen what is held out here."
+        )
+
+
+def _splits(folder: Folder) -> Any:
+    """The fingerprints of the splits that a run began with."""
+    return tomllib.loads(folder.settings).get("about", {}).get("splits")
 
 
 def client_table(

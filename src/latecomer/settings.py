@@ -74,7 +74,8 @@ class Settings:
     model: str = setting(
         "auto", "client model; `latecomer list models` names them; auto: lenet, mlp below 16 pixels, lstm for text"
     )
-    rounds: int | None = setting(None, "rounds of training", low=1)
+    start: str = setting("", "run folder whose model, one for all clients, the training begins with")
+    rounds: int | None = setting(None, "rounds of training; 0 with --start: its model is only personalised", low=0)
     cohort: int | None = setting(None, "clients a round", low=1)
     cohort_labelled: float | None = setting(
         None, "share of a round's clients that are drawn among those with labels; -: all are drawn alike", low=0, high=1

@@ -91,6 +91,9 @@ class Home(Protocol):
         the same, always meet the same noise.
         """
 
+    def lot(self, purpose: str) -> Tensor:
+        """A number in [0, 1) that this client drew for a purpose, once and for all rounds."""
+
 
 @dataclass(frozen=True)
 class Task:

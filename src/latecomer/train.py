@@ -70,12 +70,25 @@ class Training:
             tree.to(method.init(torch.Generator().manual_seed(federation.seed)), engine.device)
             for federation in federations
         ]
+        notes = [note for federation in federations for note in federation.notes]
+        self.notes = list(dict.fromkeys(notes + method.review(federations, engine)))  # what a user should know
+
+    def adopt(self, models: Sequence[Tree], origin: str) -> None:
+        """Go on with models that were trained elsewhere: one a run, for methods whose server keeps one for all."""
+        if len(models) != len(self.states):
+            raise SettingError(f"{origin} has {len(models)} models, one a seed; this run needs {len(self.states)}.")
+        for run, (state, model) in enumerate(zip(self.states, models, strict=True)):
+            if "params" not in state:
+                raise SettingError(f"{type(self.method).__name__} does not keep one model for all to start with.")
+            check_model(model, state["params"], origin)
+            self.states[run] = state | {"params": tree.to(model, self.engine.device)}
 
     def go(self) -> Iterator[dict[str, Any] | None]:
         """Train to the end; yields after every round, with the metrics where it evaluated."""
-        while self.round < self.plan.rounds:
+        while self.round < self.plan.rounds or not self.evaluations:
             began = time.perf_counter()
-            self.advance()
+            if self.plan.rounds:  # else there is only a model from elsewhere to score
+                self.advance()
             due = self.round % self.plan.evaluate_every == 0 or self.round == self.plan.rounds
             metrics = self.evaluate() if due else None
             self.seconds += time.perf_counter() - began
@@ -146,7 +159,7 @@ class Training:
             "bytes_per_client_round": {
                 key: round(self.sent[key] / max(1, self.sent["client_rounds"])) for key in ("down", "up")
             },
-            "answered": round(self.sent["answered"] / max(1, self.sent["asked"]), 6),
+            "answered": round(self.sent["answered"] / self.sent["asked"], 6) if self.sent["asked"] else 1.0,
             "seen": over_seeds(seen),
         }
         if late[0] is not None:
@@ -203,6 +216,20 @@ def keepsake(state: Tree) -> Tree:
     return {key: value for key, value in state.items() if key != "optimiser"}
 
 
+def check_model(model: Tree, own: Tree, origin: str) -> None:
+    """A sentence where a model from elsewhere does not fit into the place of our own."""
+    given, wanted = tree.flatten(model), tree.flatten(own)
+    for name in sorted(given.keys() ^ wanted.keys()):
+        lacks = "without" if name in wanted else "with"
+        raise SettingError(f"{origin} has a model {lacks} {name!r}; use the --model it was trained with.")
+    for name, weight in wanted.items():
+        if given[name].shape != weight.shape:
+            raise SettingError(
+                f"{origin} has a model whose {name!r} is {tuple(given[name].shape)}, not {tuple(weight.shape)}; "
+                "use the --model and --data it was trained with."
+            )
+
+
 def over_seeds(scores: Sequence[Scores]) -> dict[str, float]:
     """Means over seeds, and the standard deviation of the accuracy."""
     each = [score.summary() for score in scores]
@@ -218,13 +245,20 @@ def run(
     engine: Engine | None = None,
     *,
     progress: Callable[[dict[str, Any]], None] | None = None,
+    start: Tree | None = None,
     **plan: Any,
 ) -> dict[str, Any]:
-    """Train from Python and return the result: `train.run(method, federation, rounds=100, cohort=10)`."""
+    """Train from Python and return the result: `train.run(method, federation, rounds=100, cohort=10)`.
+
+    `start` is a trained model to begin with, for methods whose server keeps one for all; with `rounds=0` it is only
+    personalised and scored.
+    """
     from .engines import make
 
     several = [federations] if isinstance(federations, Federation) else list(federations)
     training = Training(method, several, engine or make("auto", method, several), Plan(**plan))
+    if start is not None:
+        training.adopt([start] * len(several), "start")
     for metrics in training.go():
         if metrics is not None:
             training.drain()

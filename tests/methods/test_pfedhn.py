@@ -282,7 +282,12 @@ def test_seeds_whose_cohorts_lack_a_size_go_on_together() -> None:
     finals = {}
     for name, federations in {"together": both, "first": both[:1], "second": both[1:]}.items():
         method, _ = build_sized("S", "L")
-        training = Training(doubled(method), federations, make("vector", method, federations, "cpu"), Plan(rounds=8, cohort=1, evaluate_every=4))
+        training = Training(
+            doubled(method),
+            federations,
+            make("vector", method, federations, "cpu"),
+            Plan(rounds=8, cohort=1, evaluate_every=4),
+        )
         assert len(list(training.go())) == 8
         finals[name] = training
     cohorts = [[int(finals["together"].cohort(run, k)) for k in range(8)] for run in (0, 1)]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def drive(run: Run) -> int:
     """Train to the end, or until somebody stops it; returns the exit code."""
     training, resume = run.training, f"latecomer resume {shlex.quote(str(run.folder.path))}"
-    for note in dict.fromkeys(note for federation in training.federations for note in federation.notes):
+    for note in training.notes:
         screen.err(f"Note: {note}")
     try:
         with screen.watching() as watch, stopping(run):

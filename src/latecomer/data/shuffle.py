@@ -55,6 +55,11 @@ def normal(keys: Tensor) -> Tensor:
     return (-2 * torch.log1p(-first)).sqrt() * torch.cos(2 * math.pi * second)
 
 
+def lot(seed: Tensor | int, client: Tensor, name: str) -> Tensor:
+    """The number in [0, 1) that a client draws once for a purpose; server and client can both know it."""
+    return uniform(mix(seed, client, purpose(name)))
+
+
 def shuffled(place: Tensor, size: Tensor, key: Tensor) -> Tensor:
     """Where the random permutation of `size` things named by `key` sends `place` (all broadcast, 0 <= place < size)."""
     counter = torch.arange(2 * ROUNDS, device=key.device)

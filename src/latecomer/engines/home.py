@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..data.federation import SPLITS, Federation, turns
-from ..data.shuffle import mix, normal, purpose, shuffled
+from ..data.shuffle import lot, mix, normal, purpose, shuffled
 from ..task import Batch, labelled
 from ..tree import Tree
 
@@ -128,6 +128,9 @@ class PackedHome:
         words = self._entropy(2 * size) if self._entropy else self._words(2 * size, purpose)
         dtype = self._homes.dtype
         return normal(words).to(dtype if dtype.is_floating_point else torch.float32)
+
+    def lot(self, purpose: str) -> Tensor:
+        return lot(self._card[SEED], self._card[CLIENT], purpose)
 
     def _words(self, count: int, name: str) -> Tensor:
         counter = torch.arange(count, device=self._card.device)

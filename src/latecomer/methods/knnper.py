@@ -1,68 +1,131 @@
 """kNN-Per: one model for all, and at every client a vote of its own nearest examples. Marfoq et al., ICML 2022.
 
-Algorithm 1. The model is trained by FedAvg. Then a client keeps the features of its own examples in a datastore; to
-predict, it blends the model's probabilities with a vote of the nearest neighbours there. Only FedAvg's model travels.
+Algorithm 1. The model is trained by FedAvg, or comes from another run (`--start`). Then a client keeps the features of
+its own examples in a datastore; to predict, it blends the model's probabilities with a vote of the nearest neighbours
+there. Only the model travels. Appendix B: arriving data, prototypes, weak and strong clients.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .. import tree
-from ..clients import Clients, Sending
-from ..method import TrainsByPasses
-from ..nets.neighbours import Datastore
+from ..clients import Clients, Engine, Sending
+from ..data.federation import Federation
+from ..data.shuffle import lot
+from ..errors import SettingError
+from ..method import TrainsByPasses, made
+from ..nets.neighbours import Datastore, Kernel, Rule, Search, check_search, held, lowered, room
+from ..nets.prototypes import ProtoNN
 from ..settings import setting
-from ..task import Home
+from ..task import Batch, Home, one_hot
 from ..tree import Tree
+
+Vote = Callable[[Tensor], Tensor]  # from features to class shares, one layer for every k and sigma there is to try
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnnPer(TrainsByPasses):
-    neighbours: int = setting(10, "nearest examples that vote (k)", low=1)
-    sigma: float = setting(1.0, "scale of distances: the nearer an example, the more its vote counts", above=0)
+    neighbours: tuple[int, ...] = setting((10,), "nearest examples that vote (k); of several a client chooses", low=1)
+    sigma: tuple[float, ...] = setting(
+        (1.0,), "scale of distances: the smaller, the more the nearest count; of several a client chooses", above=0
+    )
     blends: tuple[float, ...] = setting(
         (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0),
         "weights of the vote (lambda) that a client tries on validation data",
         low=0,
         high=1,
     )
+    kernel: Kernel = setting("distance", "votes weigh exp(-distance / sigma), or as in the authors' code by its square")
     capacity: float = setting(
         1.0, "share of its training examples that a client keeps in the datastore", above=0, high=1
     )
+    weak: float = setting(0.0, "share of the clients that are weak, drawn at random", low=0, high=1)
+    weak_capacity: float = setting(
+        0.1, "the capacity of a weak client; 0: it has the common model alone", low=0, high=1
+    )
+    datastore: Rule = setting("all", "what it holds: all examples, or as they arrive the latest, all so far, the first")
+    first: float = setting(0.5, "arriving data: share of the examples that are there at the beginning", low=0, high=1)
+    prototypes: int = setting(0, "learned prototypes a class in the place of examples (ProtoNN); 0: none", low=0)
+    projection: int = setting(0, "width of the prototypes' learned projection; 0: the features as they are", low=0)
+    prototype_steps: int = setting(100, "gradient steps that fit the prototypes", low=0)
+    prototype_lr: float = setting(0.01, "learning rate of the prototypes", above=0)
+    search: Search = setting("auto", "how neighbours are found; auto: by FAISS where that is installed and pays")
+
+    compress: ProtoNN = made()
+
+    def build(self) -> None:
+        super().build()
+        for name in ("neighbours", "sigma", "blends"):
+            if not getattr(self, name):
+                raise SettingError(f"--{name} needs at least one value.")
+        self.set(compress=ProtoNN(self.prototypes, self.projection, self.prototype_steps, self.prototype_lr))
 
     # on the client
 
     def fit(self, home: Home, *, params: Tree) -> Tree:
         return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
+    def arrive(self, home: Home, *, first: Tensor, now: Tensor) -> Tree:
+        """A time step: the shares of the client's examples that its datastore began with, and that have come by now."""
+        home.memory = {"first": first, "now": now}
+        return {}
+
     def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
-        store = self.datastore(home, params)
-        return self.blended(store, params, x, self.best_blend(home, store, params)).clamp(min=1e-12).log()
-
-    def datastore(self, home: Home, params: Tree) -> Datastore:
-        """Equation 3: the features of the client's examples, and their labels."""
-        mine = home.batch(len(home.all().y), "datastore")  # all of them, in random order
-        kept = torch.arange(len(mine.y), device=mine.y.device) < self.capacity * mine.real.sum()
-        features, _ = self.task.model.features(params, mine.x)
-        return Datastore(features, mine.y, (mine.weight > 0) & kept, self.task.classes)
-
-    def blended(self, store: Datastore, params: Tree, x: Tensor, blend: Tensor) -> Tensor:
-        """Equation 7: probabilities, not logits, are blended; one row of `blend` is one answer."""
+        store = self.store(home, params)
+        vote = self.voter(store)
+        blend, which = self.best(home.all("val"), vote, params)
         features, logits = self.task.model.features(params, x)
-        vote = store.vote(features, self.neighbours, self.sigma)
-        return blend * vote + (1 - blend) * logits.softmax(-1)
+        blend = torch.where(store.known.any(), blend, 0.0)  # nobody to vote
+        mixed = blend * vote(features)[which][0] + (1 - blend) * logits.softmax(-1)
+        return mixed.clamp(min=1e-12).log()
 
-    def best_blend(self, home: Home, store: Datastore, params: Tree) -> Tensor:
-        """The weight of the vote that gets most validation examples right; the smallest of equals."""
-        held = home.all("val")
-        tried = torch.tensor(self.blends, device=held.x.device, dtype=held.x.dtype)
-        answers = self.blended(store, params, held.x, tried[:, None, None]).argmax(-1)  # [blends, examples]
-        right = ((answers == held.y) * held.weight).sum(-1)
-        return torch.where(store.known.any(), tried[right.argmax(0, keepdim=True)][0], 0.0)
+    def store(self, home: Home, params: Tree) -> Datastore:
+        """Equation 3: the features of the client's examples, and their labels."""
+        mine = home.all() if home.memory else home.batch(len(home.all().y), "datastore")  # as it came, or shuffled
+        count, place = mine.real.sum(), torch.arange(len(mine.y), device=mine.y.device)
+        most = self.most(count, home.lot("weak"))
+        kept = place < most
+        if home.memory:
+            first, now = ((home.memory[name] * count).round() for name in ("first", "now"))
+            kept = held(self.datastore, place, first, now, most)
+        features, _ = self.task.model.features(params, mine.x)
+        return Datastore(features, mine.y, (mine.weight > 0) & kept, self.task.classes, self.search)
+
+    def most(self, examples: Tensor, drawn: Tensor) -> Tensor:
+        """How many of its examples a client has room for, which depends on whether it drew to be weak."""
+        return room(examples, torch.where(drawn < self.weak, self.weak_capacity, self.capacity))
+
+    def voter(self, store: Datastore) -> Vote:
+        """Equation 6, or its compressed stand-in, in which all prototypes vote."""
+        if not self.prototypes:
+            return lambda features: store.votes(features, self.neighbours, self.sigma, self.kernel)
+        model = self.compress.fit(store)
+        return lambda features: self.compress.vote(model, features)[None]
+
+    def best(self, held_out: Batch, vote: Vote, params: Tree) -> tuple[Tensor, Tensor]:
+        """The weight of the vote, and the kind of vote, that get most validation examples right.
+
+        Equation 7 for all of them at once: probabilities, not logits, are blended. Small clients get all right in many
+        ways: of equals the one that finds the labels likelier (on average, so below one example), then the first.
+        """
+        features, logits = self.task.model.features(params, held_out.x)
+        tried = torch.stack([torch.full((), blend, device=logits.device) for blend in self.blends]).to(logits.dtype)
+        votes = vote(features)  # [kinds, examples, classes]
+        likely = logits.softmax(-1).lerp(votes, tried[:, None, None, None])
+        truth = (likely * one_hot(held_out.y, self.task.classes)).sum(-1) / held_out.weight.sum().clamp(min=1)
+        gain = (((likely.argmax(-1) == held_out.y) + truth) * held_out.weight).sum(-1)
+        chosen = gain.flatten().argmax(0, keepdim=True)
+        return tried[chosen // len(votes)][0], chosen % len(votes)
+
+    def memory(self, generator: torch.Generator) -> Tree:
+        if self.datastore == "all":
+            return {}
+        return {"first": torch.tensor(self.first), "now": torch.ones(())}  # unless told otherwise, all have come
 
     # on the server
 
@@ -75,3 +138,10 @@ class KnnPer(TrainsByPasses):
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
         return Sending(shared=state)
+
+    def review(self, federations: Sequence[Federation], engine: Engine) -> list[str]:
+        check_search(self.search, engine)
+        sizes = [self.most(f.weight, lot(f.seed, torch.arange(len(f)), "weak")) for f in federations]
+        if self.datastore in ("fifo", "fixed"):
+            sizes = [(self.first * f.weight).round().minimum(size) for f, size in zip(federations, sizes, strict=True)]
+        return [] if self.prototypes else lowered(self.neighbours, torch.cat(sizes))

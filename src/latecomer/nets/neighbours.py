@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ..clients import Engine
+from ..errors import SettingError, need
 from ..task import one_hot
+from .search import installed, near
+
+Rule = Literal["all", "fifo", "concatenate", "fixed"]
+Kernel = Literal["distance", "squared"]
+Search = Literal["auto", "torch", "faiss"]
+
+LARGE = 5000  # examples from which on FAISS pays on a CPU: benchmarks/neighbours.py
+SLACK = 32  # FAISS is asked for so many more than vote, so that its rounding and its own order of equals decide nothing
 
 
 @dataclass(frozen=True)
@@ -18,17 +30,102 @@ class Datastore:
     labels: Tensor  # [examples]
     known: Tensor  # [examples] bool: real, labelled and within the client's capacity
     classes: int
+    search: Search = "auto"
 
-    def vote(self, queries: Tensor, count: int, sigma: float) -> Tensor:
-        """Class shares among the `count` nearest, each weighing exp(-distance / sigma): [queries, classes].
+    def votes(
+        self, queries: Tensor, counts: Sequence[int], sigmas: Sequence[float], kernel: Kernel = "distance"
+    ) -> Tensor:
+        """Class shares among the nearest, for every count of them and every sigma: [counts * sigmas, queries, classes].
 
-        With fewer examples than `count`, all vote. Distances are taken relative to the nearest, which changes no share
-        and keeps far-away queries from losing all their voters to rounding.
+        An example weighs exp(-distance / sigma), or with the squared kernel exp(-distance^2 / (features * sigma)). Of
+        equally near ones those stored first vote. With fewer examples than `count`, all vote. Exponents are relative to
+        the nearest, which changes no share and keeps far-away queries from losing all their voters to rounding.
         """
-        squares = queries.square().sum(1, keepdim=True) + self.keys.square().sum(1) - 2 * queries @ self.keys.t()
-        distance = torch.where(self.known, squares.clamp(min=0).sqrt(), torch.inf)
-        near, which = distance.topk(min(count, len(self.keys)), largest=False)
-        relative = torch.where(near.isinf(), torch.inf, near - near[:, :1])
-        weight = torch.where(near.isinf(), 0.0, (-relative / sigma).exp())
-        votes = (one_hot(self.labels[which], self.classes).to(weight.dtype) * weight[..., None]).sum(1)
-        return votes / votes.sum(1, keepdim=True).clamp(min=1e-12)
+        distance, labels = self._distances(queries, max(counts))
+        exponent = distance if kernel == "distance" else distance.square() / self.keys.shape[1]
+        least = exponent.amin(1, keepdim=True)
+        exponent = exponent - torch.where(least.isinf(), 0.0, least)
+        ballots = one_hot(labels, self.classes).to(queries.dtype)
+        shares = []
+        for count in counts:
+            voters = nearest(distance, count)
+            for sigma in sigmas:
+                weight = torch.where(voters, (-exponent / sigma).exp(), 0.0)
+                votes = (weight[:, None] @ ballots)[:, 0]
+                shares.append(votes / votes.sum(1, keepdim=True).clamp(min=1e-12))
+        return torch.stack(shares)
+
+    def _distances(self, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """From every query to all examples, or to those that can be among the nearest; and their labels.
+
+        By differences, not by products: so equal examples are equally far, and both searches see the same numbers.
+        """
+        if not self._by_faiss(queries):
+            return torch.where(self.known, _gaps(queries, self.keys), torch.inf), self.labels
+        places = near(self.keys, self.known, queries, count + SLACK)
+        return _gaps(queries[:, None], self.keys[places])[:, 0], self.labels[places]
+
+    def _by_faiss(self, queries: Tensor) -> bool:
+        if self.search == "torch" or (self.search == "auto" and len(self.keys) < LARGE):
+            return False
+        from ..engines.convolve import mapped  # here: engines know methods, which know datastores
+
+        plain = not any(map(mapped, (self.keys, self.known, queries))) and self.keys.device.type == "cpu"
+        if self.search == "faiss" and not plain:
+            raise SettingError(REFUSAL)
+        return plain and (self.search == "faiss" or installed()) and bool(self.known.any())
+
+
+REFUSAL = (
+    "--search faiss searches for one client at a time on a CPU; use --engine loop with --device cpu, or --search auto."
+)
+
+
+def check_search(search: Search, engine: Engine) -> None:
+    """FAISS knows neither `vmap` nor, in the package for processors, a GPU: better said before training than after."""
+    from ..engines.vector import Vector
+
+    if search == "faiss" and (isinstance(engine, Vector) or engine.device.type != "cpu"):
+        raise SettingError(REFUSAL)
+    if search == "faiss":
+        need("faiss", "knn")
+
+
+def lowered(counts: Sequence[int], sizes: Tensor) -> list[str]:
+    """A note for the user where some datastores hold fewer examples than shall vote."""
+    few = sizes[(sizes > 0) & (sizes < max(counts))]
+    if not len(few):
+        return []
+    return [
+        f"{len(few)} of {len(sizes)} clients keep fewer than {max(counts)} examples, the smallest {int(few.min())}; "
+        f"there --neighbours is lowered to as many as they keep."
+    ]
+
+
+def nearest(distance: Tensor, count: int) -> Tensor:
+    """Which of the columns are the `count` nearest, row by row; of equally far ones, the first."""
+    last = distance.topk(min(count, distance.shape[1]), largest=False).values[:, -1:]
+    nearer, equal = distance < last, distance == last
+    return nearer | (equal & (equal.cumsum(1) <= count - nearer.sum(1, keepdim=True)))
+
+
+def room(examples: Tensor, share: Tensor | float) -> Tensor:
+    """How many examples a share of them is; a bit of one counts as one."""
+    return (examples * share - 1e-4).ceil()
+
+
+def held(rule: Rule, place: Tensor, first: Tensor, now: Tensor, most: Tensor) -> Tensor:
+    """Which examples a datastore holds under arriving data, by their place in the order of arrival.
+
+    `first` examples are there at the beginning, `now` have arrived so far, and there is room for `most`. The rule
+    `fifo` puts every new example in the place of the oldest; `concatenate` adds them while there is room; `fixed` takes
+    none.
+    """
+    size = torch.minimum(first, most)
+    if rule == "fifo":
+        return (place < now) & (place >= now - size)
+    return place < (size if rule == "fixed" else torch.minimum(now, most))
+
+
+def _gaps(queries: Tensor, keys: Tensor) -> Tensor:
+    return torch.cdist(queries, keys, compute_mode="donot_use_mm_for_euclid_dist")

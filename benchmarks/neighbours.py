@@ -1,0 +1,53 @@
+"""Exact search in one large datastore: all distances in torch, against FAISS (extra `knn`), with the same answers.
+
+    python benchmarks/neighbours.py [--examples 1000,5000,20000,100000] [--features 128] [--queries 100] [--k 10]
+
+The two take turns, and the median of each counts. The time is that of a vote: search, weights and class shares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from common import where
+from latecomer.nets.neighbours import Datastore
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--examples", default="1000,5000,20000,100000")
+    parser.add_argument("--features", type=int, default=128)
+    parser.add_argument("--queries", type=int, default=100)
+    parser.add_argument("--k", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    print(where())
+    generator = torch.Generator().manual_seed(0)
+    for examples in map(int, options.examples.split(",")):
+        keys = torch.randn(examples, options.features, generator=generator)
+        labels = torch.randint(10, (examples,), generator=generator)
+        queries = torch.randn(options.queries, options.features, generator=generator)
+        everything = torch.ones(examples, dtype=torch.bool)
+        stores = {name: Datastore(keys, labels, everything, 10, name) for name in ("torch", "faiss")}
+        seconds: dict[str, list[float]] = {name: [] for name in stores}
+        votes = {}
+        for repeat in range(options.repeats + 1):  # the first warms up
+            for name, store in stores.items():
+                began = time.perf_counter()
+                votes[name] = store.votes(queries, (options.k,), (1.0,))
+                if repeat:
+                    seconds[name].append(time.perf_counter() - began)
+        torch_, faiss = (statistics.median(seconds[name]) for name in ("torch", "faiss"))
+        gap = float((votes["torch"] - votes["faiss"]).abs().max())
+        print(
+            f"{examples:8,} x {options.features}  {options.queries} queries  torch {1000 * torch_:8.1f} ms  "
+            f"FAISS {1000 * faiss:8.1f} ms  {torch_ / faiss:5.1f} x  largest difference of a vote {gap:.1e}"
+        )
+
+
+if __name__ == "__main__":
+    main()
