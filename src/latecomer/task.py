@@ -55,6 +55,9 @@ class Home(Protocol):
     def all(self, split: str = "train") -> Batch:
         """Everything, padded to the largest client."""
 
+    def noise(self, size: int, purpose: str = "noise") -> Tensor:
+        """Standard normals, the same ones for the same purpose all round long."""
+
 
 @dataclass(frozen=True)
 class Task:

@@ -7,6 +7,7 @@ permutation of any length without building the permutation. Both work under `vma
 
 from __future__ import annotations
 
+import math
 import zlib
 
 import torch
@@ -46,6 +47,14 @@ def purpose(name: str) -> int:
 def uniform(key: Tensor) -> Tensor:
     """A number in [0, 1) from a hash."""
     return _shift(key, 11).to(torch.float64) * 2.0**-53
+
+
+def normals(size: int, key: Tensor) -> Tensor:
+    """So many standard normals, named by `key` (a single hash): pairs of uniform numbers by Box and Muller."""
+    counter = torch.arange(2 * ((size + 1) // 2), device=key.device)
+    first, second = uniform(mix(key, counter)).unflatten(0, (2, -1))
+    radius, angle = (-2 * (1 - first).log()).sqrt(), 2 * math.pi * second
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:size]
 
 
 def shuffled(place: Tensor, size: Tensor, key: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..data.federation import SPLITS, Federation, turns
-from ..data.shuffle import mix, purpose, shuffled
+from ..data.shuffle import mix, normals, purpose, shuffled
 from ..task import Batch
 from ..tree import Tree
 
@@ -109,6 +109,9 @@ class PackedHome:
         x, y = self._homes.take(_within(place, count), self._card, split)
         return Batch(x, y, place < count)
 
+    def noise(self, size: int, purpose: str = "noise") -> Tensor:
+        return normals(size, _key(self, purpose)).to(torch.get_default_dtype())
+
 
 class DrawnBatches:
     """Shuffled passes over a client's training data; the last batch of a pass is padded."""
@@ -132,6 +135,11 @@ class DrawnBatches:
         for k in range(self.steps):
             x, y = self.home._homes.take(self.place[k], self.home._card, "train")
             yield Batch(x, y, self.real[k])
+
+
+def _key(home: PackedHome, name: str) -> Tensor:
+    """A hash for one use of randomness by one client in one round."""
+    return mix(home._card[SEED], home._round, home._card[CLIENT], purpose(name))
 
 
 def _within(place: Tensor, count: Tensor) -> Tensor:
