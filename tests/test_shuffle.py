@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from latecomer.data.shuffle import mix, purpose, sample, shuffled, uniform
+from latecomer.data.shuffle import mix, normals, purpose, sample, shuffled, uniform
 
 KEYS = mix(torch.arange(20_000), purpose("test"))
 
@@ -85,3 +85,19 @@ def test_uniform_numbers_fill_the_unit_interval_evenly() -> None:
     assert float(numbers.min()) >= 0
     assert float(numbers.max()) < 1
     assert excess((numbers * 100).long().bincount(minlength=100), len(KEYS) / 100, 99) < 4
+
+
+def test_normals_are_normal() -> None:
+    """Their shares between the percentiles of the normal distribution are a hundredth each."""
+    numbers = normals(20_001, KEYS[0])
+    assert numbers.shape == (20_001,)
+    assert excess((torch.special.ndtr(numbers) * 100).long().bincount(minlength=100), 200.01, 99) < 4
+    halves = numbers[:10_000], numbers[10_000:20_000]
+    assert abs(float(torch.corrcoef(torch.stack(halves))[0, 1])) < 0.04  # both numbers of a pair
+    assert abs(float(torch.corrcoef(torch.stack([numbers[:-1], numbers[1:]]))[0, 1])) < 0.03
+
+
+def test_normals_under_vmap_and_other_keys() -> None:
+    mapped = torch.vmap(lambda key: normals(5, key))(KEYS[:8])
+    assert mapped.equal(torch.stack([normals(5, key) for key in KEYS[:8]]))
+    assert len(mapped.unique()) == 40

@@ -1,4 +1,4 @@
-"""A binary tree over the classes a client has: similar classes part late. Its shapes are fixed: it maps over clients."""
+"""A binary tree over the classes a client has: similar classes part late. Shapes are fixed, to map over clients."""
 
 from __future__ import annotations
 

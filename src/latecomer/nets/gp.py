@@ -71,8 +71,7 @@ class Posterior:
 
         The mean over draws, less what depends on omega and kappa alone.
         """
-        each: Tensor = self.white.square() / 2 + self.factor.diagonal(dim1=-2, dim2=-1).log()
-        return each.mean(0)
+        return (self.white.square() / 2 + self.factor.diagonal(dim1=-2, dim2=-1).log()).mean(0)
 
 
 def gibbs(covariance: Tensor, kappa: Tensor, draws: int, steps: int, noise: Noise) -> Tensor:
@@ -84,7 +83,7 @@ def gibbs(covariance: Tensor, kappa: Tensor, draws: int, steps: int, noise: Nois
     prior = cholesky(covariance)
 
     def numbers(step: int) -> Tensor:
-        return noise((TERMS + 2) * draws * count, f"step {step}").double().unflatten(0, (-1, draws, count))
+        return noise((TERMS + 2) * draws * count, f"step {step}").double().reshape(-1, draws, count)
 
     drawn = numbers(0)
     omega = polya_gamma(drawn[0] @ prior.mT, drawn[2:])
@@ -114,10 +113,7 @@ def positive(mean: Tensor, variance: Tensor, of_log: bool) -> Tensor:
     at, share = (torch.tensor(part, device=mean.device) for part in np.polynomial.hermite.hermgauss(POINTS))
     values = mean[..., None] + (2 * variance[..., None]).sqrt() * at
     share = share / math.sqrt(math.pi)
-    if of_log:
-        likely: Tensor = (logsigmoid(values) @ share).exp()
-        return likely
-    return values.sigmoid() @ share
+    return (logsigmoid(values) @ share).exp() if of_log else values.sigmoid() @ share
 
 
 def cholesky(matrix: Tensor) -> Tensor:
@@ -127,4 +123,5 @@ def cholesky(matrix: Tensor) -> Tensor:
 
 
 def _divide(factor: Tensor, right: Tensor, upper: bool = False) -> Tensor:
-    return torch.linalg.solve_triangular(factor, right, upper=upper)
+    quotient: Tensor = torch.linalg.solve_triangular(factor, right, upper=upper)
+    return quotient
