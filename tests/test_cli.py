@@ -187,6 +187,8 @@ BAD_COMMANDS = {
     "run pefll --data npz:": "There is no data set 'npz:'",
     "run pefll --settings missing.toml": "--settings missing.toml cannot be read: No such file or directory.",
     "run local --unseen 0.2 --no-unseen-labelled": "Local needs a latecomer's labels",
+    "run fedavg --clients 10 --labelled 0": "None of the 10 training clients has a labelled example",
+    "run pefll --clients 10 --labelled 0.04 --seeds 2": "None of the 10 training clients has a labelled example",
     "list nets": "There is no list of 'nets'",
     "list data models": "takes one word at most",
     "show pefl": "There is no method 'pefl'; did you mean 'pefll'?",
@@ -243,6 +245,16 @@ def test_bad_data_is_one_sentence(
     np.savez("data.npz", **arrays(**BAD_ARRAYS[fragment]))
     done = command("run", "fedavg", "--data", "npz:data.npz", "--clients", "4", "--classes-per-client", "1")
     refused(done, fragment)
+    assert [path.name for path in tmp_path.iterdir()] == ["data.npz"]
+
+
+def test_data_without_labels_are_one_sentence(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("data.npz", **arrays(y_train=np.full(40, -1)))
+    done = command("run", "fedavg", "--data", "npz:data.npz", "--partition", "iid", "--clients", "4", "--cohort", "2")
+    refused(done, "None of the 4 training clients has a labelled example, so there is nothing to learn")
     assert [path.name for path in tmp_path.iterdir()] == ["data.npz"]
 
 
