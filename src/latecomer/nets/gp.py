@@ -13,15 +13,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
+from numpy.polynomial.hermite import hermgauss
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
 Noise = Callable[[int, str], Tensor]
 
 TERMS = 8  # of the sum that a Pólya-Gamma variable is; the mean stands for the rest, under 0.01 % of the variance
-POINTS = 20  # of Gauss-Hermite quadrature
+POINTS = [(float(at), float(share) / math.sqrt(math.pi)) for at, share in zip(*hermgauss(20), strict=True)]
+"""Gauss-Hermite quadrature: where to look at a normal variable, and for what share of the mean it counts."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,11 @@ def polya_gamma(tilt: Tensor, noise: Tensor) -> Tensor:
 
 def positive(mean: Tensor, variance: Tensor, of_log: bool) -> Tensor:
     """The probability that a latent value is answered with yes: the mean of the sigmoid, or exp of its log's mean."""
-    at, share = (torch.tensor(part, device=mean.device) for part in np.polynomial.hermite.hermgauss(POINTS))
-    values = mean[..., None] + (2 * variance[..., None]).sqrt() * at
-    share = share / math.sqrt(math.pi)
-    return (logsigmoid(values) @ share).exp() if of_log else values.sigmoid() @ share
+    spread, total = (2 * variance).sqrt(), torch.zeros_like(mean)
+    for at, share in POINTS:  # plain numbers: a tensor from the host cannot enter a CUDA graph
+        value = mean + spread * at
+        total = total + share * (logsigmoid(value) if of_log else value.sigmoid())
+    return total.exp() if of_log else total
 
 
 def cholesky(matrix: Tensor) -> Tensor:
