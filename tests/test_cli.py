@@ -218,6 +218,8 @@ BAD_COMMANDS = {
     "run knnper --search fais": "There is no value for --search 'fais'; did you mean 'faiss'?",
     "run knnper --search faiss --engine vector": "--search faiss searches for one client at a time on a CPU",
     "run knnper --start missing": "missing is not a run folder: it has no settings.toml.",
+    "run fedavg --clients 10 --labelled 0": "None of the 10 training clients has a labelled example",
+    "run pefll --clients 10 --labelled 0.04 --seeds 2": "None of the 10 training clients has a labelled example",
     "list nets": "There is no list of 'nets'",
     "list data models": "takes one word at most",
     "show pefl": "There is no method 'pefl'; did you mean 'pefll'?",
@@ -274,6 +276,16 @@ def test_bad_data_is_one_sentence(
     np.savez("data.npz", **arrays(**BAD_ARRAYS[fragment]))
     done = command("run", "fedavg", "--data", "npz:data.npz", "--clients", "4", "--classes-per-client", "1")
     refused(done, fragment)
+    assert [path.name for path in tmp_path.iterdir()] == ["data.npz"]
+
+
+def test_data_without_labels_are_one_sentence(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("data.npz", **arrays(y_train=np.full(40, -1)))
+    done = command("run", "fedavg", "--data", "npz:data.npz", "--partition", "iid", "--clients", "4", "--cohort", "2")
+    refused(done, "None of the 4 training clients has a labelled example, so there is nothing to learn")
     assert [path.name for path in tmp_path.iterdir()] == ["data.npz"]
 
 

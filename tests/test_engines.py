@@ -175,6 +175,14 @@ def test_a_purpose_draws_the_same_batch_all_round_long() -> None:
     assert not torch.equal(first, home(6, federation=other).batch(8, "describe").x), "another seed"
 
 
+def test_a_purpose_draws_the_same_noise_all_round_long() -> None:
+    first = home(6).noise(9, "blur")
+    assert torch.equal(first, home(6).noise(9, "blur"))
+    others = [home(6).noise(9, "shake"), home(6, round=1).noise(9, "blur"), home(5).noise(9, "blur")]
+    others.append(home(6, federation=replace(toys.federation(), seed=9)).noise(9, "blur"))
+    assert len(torch.stack([first, *others]).unique()) == 45, "another purpose, round, client or seed"
+
+
 @pytest.mark.parametrize("engine", toys.ENGINES[1:])
 def test_every_engine_draws_the_same(engine: str) -> None:
     drawn = [

@@ -1,4 +1,4 @@
-"""The loop: who is drawn for a round, and who selects the best one."""
+"""The loop: who is drawn for a round, who selects the best one, and what is refused before it begins."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import torch
 
 import toys
 from console import Command
+from latecomer import train
 from latecomer.clients import Clients
 from latecomer.engines import make
+from latecomer.errors import DataError
 from latecomer.evaluate import evaluate
 from latecomer.experiment import Experiment
 from latecomer.lockstep import Lockstep
@@ -62,9 +64,8 @@ def test_a_cohort_has_the_asked_share_of_labelled_clients(share: float, size: in
         )
 
 
-@pytest.mark.parametrize("labelled", [True, False])
-def test_where_all_are_alike_the_share_changes_nothing_but_the_draw(labelled: bool) -> None:
-    going = training((labelled,) * 10, cohort=5, cohort_labelled=0.9)
+def test_where_all_are_alike_the_share_changes_nothing_but_the_draw() -> None:
+    going = training((True,) * 10, cohort=5, cohort_labelled=0.9)
     drawn = torch.cat([going.cohort(0, number) for number in range(60)])
     assert drawn.bincount(minlength=toys.MEMBERS).min() > 25
     assert len(drawn) == 300
@@ -109,7 +110,7 @@ def test_a_validators_labels_score_and_are_not_trained_on() -> None:
     going = training(labelled, validators=2)
     cards = going.engine.homes.cards(0, torch.arange(10))  # type: ignore[attr-defined]
     known = {
-        split: [int((going.engine.homes.take(torch.arange(3), card, split)[1] >= 0).sum()) for card in cards]  # type: ignore[attr-defined]
+        split: [int((going.engine.homes.find(torch.arange(3), card, split)[1] >= 0).sum()) for card in cards]  # type: ignore[attr-defined]
         for split in ("train", "val", "test")
     }
     assert known["train"] == [3] * 5 + [0] * 5
@@ -181,3 +182,27 @@ def test_clients_are_asked_by_the_round_that_draws_them() -> None:
     state = going.method.round(going.states[0], Clients(going.engine, going.cohort(0, 0), 0))
     going.advance()
     assert toys.same(state, going.states[0])
+
+
+# what is refused
+
+LATE = len(toys.TRAIN) - toys.MEMBERS
+
+
+def begin(name: str, members: bool, late: bool) -> dict[str, object]:
+    """A round of a method on the toy federation, whose members and latecomers have labels or have none."""
+    federation = toys.federation(labelled=(members,) * toys.MEMBERS + (late,) * LATE)
+    method = toys.method(name)
+    return train.run(method, federation, toys.engine("vector", method, [federation]), rounds=1, cohort=2)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pefll"])
+def test_members_without_labels_have_nothing_to_learn(name: str) -> None:
+    with pytest.raises(DataError, match="None of the 7 training clients has a labelled example"):
+        begin(name, members=False, late=True)
+
+
+def test_latecomers_without_labels_are_refused_where_a_method_needs_them() -> None:
+    with pytest.raises(DataError, match="FedPer needs a latecomer's labels, but none of the 3 latecomers has any"):
+        begin("fedper", members=True, late=False)
+    assert "unseen" in begin("fedavg", members=True, late=False), "FedAvg needs none"

@@ -17,7 +17,7 @@ from . import tree
 from .clients import Clients, Engine, Exchange
 from .data.federation import Federation
 from .data.shuffle import purpose, sample
-from .errors import SettingError
+from .errors import DataError, SettingError
 from .evaluate import Scores, evaluate
 from .faults import silence
 from .lockstep import Lockstep
@@ -57,6 +57,7 @@ class Training:
             raise SettingError(
                 f"--cohort must be at most the number of training clients, {smallest}; got {plan.cohort}."
             )
+        _check_labels(method, federations)
         self.method, self.federations, self.engine, self.plan = method, federations, engine, plan
         self.groups = [] if plan.cohort_labelled is None else [by_labels(federation) for federation in federations]
         self.lockstep = Lockstep(engine)
@@ -209,6 +210,22 @@ def by_labels(federation: Federation) -> tuple[Tensor, Tensor]:
     """The members without labelled examples, and those with some."""
     labelled = federation.weight[: federation.members] > 0
     return (~labelled).nonzero()[:, 0], labelled.nonzero()[:, 0]
+
+
+def _check_labels(method: Method, federations: Sequence[Federation]) -> None:
+    """Refuse to begin where nothing can be learned, or where no latecomer could get a model."""
+    for federation in federations:
+        members, late = federation.weight[: federation.members], federation.weight[federation.members :]
+        if not members.any():
+            raise DataError(
+                f"None of the {len(members)} training clients has a labelled example, so there is nothing to learn; "
+                "raise --labelled, or use data with labels."
+            )
+        if method.needs_labels and len(late) and not late.any():
+            raise DataError(
+                f"{type(method).__name__} needs a latecomer's labels, but none of the {len(late)} latecomers has any; "
+                "leave --unseen-labelled true, and use data with labels."
+            )
 
 
 def keepsake(state: Tree) -> Tree:

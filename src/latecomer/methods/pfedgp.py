@@ -1,0 +1,109 @@
+"""pFedGP: one network embeds everybody's examples, a Gaussian process of each client's own classifies them.
+
+Achituve, Shamsian, Navon, Chechik, Fetaya, NeurIPS 2021. The network is the shared part of a deep kernel and is
+averaged as in FedAvg. A client's classifier is a tree of binary Gaussian processes over the classes it has. It has no
+weights, it is made of the client's labelled examples: a latecomer needs the network and no training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from .. import learn, tree
+from ..clients import Clients, Sending
+from ..errors import ModelError
+from ..method import Method, made
+from ..nets.gp import Kernel
+from ..nets.gptree import GPTree, Labelled
+from ..nets.net import Net
+from ..settings import setting
+from ..task import Batch, Home
+from ..tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFedGP(Method):
+    lr: float = setting(5e-2, "local learning rate", above=0)
+    steps: int = setting(1, "local steps a round", low=1)
+    batch: int = setting(512, "at most so many examples a step; prediction takes all of a client's", low=2)
+    momentum: float = setting(0.9, "local momentum, within a round", low=0, high=0.999)
+    weight_decay: float = setting(1e-3, "local weight decay", low=0)
+    clip: float = setting(50.0, "largest gradient norm; 0: no limit", low=0)
+    embedding: int = setting(84, "size of an embedding: the outputs of the model's last layer", low=1)
+    objective: Literal["predictive", "marginal"] = setting(
+        "predictive", "what a step raises: the likelihood of held-out labels given the others, or of all labels"
+    )
+    held_out: float = setting(0.5, "share of each class that is predicted from the rest in a step", above=0, high=0.99)
+    gibbs_steps: int = setting(5, "steps of Gibbs sampling", low=1)
+    draws: int = setting(20, "chains of Gibbs sampling in training", low=1)
+    predict_draws: int = setting(30, "chains of Gibbs sampling when predicting", low=1)
+    scale: float = setting(8.0, "variance of the latent function", above=0)
+    length: float = setting(1.0, "length scale of the kernel", above=0)
+    average: Literal["probability", "log"] = setting(
+        "probability", "over the latent value: mean of the probability, or exp of the mean of its log (authors' code)"
+    )
+
+    paper = {"split": "pfedhn", "cohort": 5, "rounds": 1000, "select": "pooled"}
+
+    local: learn.SGD = made()
+    classifier: GPTree = made()
+    embed: Net = made()
+
+    def build(self) -> None:
+        self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip))
+        kernel = Kernel(self.scale, self.length)
+        self.set(classifier=GPTree(kernel, self.task.classes, self.gibbs_steps, self.average == "log"))
+        layer = self.task.model.skeleton.get_submodule(self.task.head[0].rpartition(".")[0])
+        if not isinstance(layer, nn.Linear):
+            raise ModelError(f"pFedGP needs a model whose last layer is linear; this one's is {type(layer).__name__}.")
+        width, bias = layer.in_features, layer.bias is not None
+        self.set(embed=Net(lambda: nn.Linear(width, self.embedding, bias=bias)))
+
+    # on the client
+
+    def fit(self, home: Home, *, params: Tree) -> Tree:
+        part = learn.Part(self.local, params)
+        size = min(self.batch, len(home.all().y))
+        for step in range(self.steps):
+            loss = partial(self.loss, home, step)
+            (part,) = learn.jointly(loss, [part], home.batches(1, size, f"examples {step}"))
+        return tree.sub(part.params, params)
+
+    def loss(self, home: Home, step: int, parts: list[Tree], batch: Batch) -> Tensor:
+        mine = self.embedded(parts[0], batch)
+        noise = partial(_noise, home, f"step {step}")
+        if self.objective == "marginal":
+            return self.classifier.marginal_loss(mine, self.draws, noise)
+        return self.classifier.predictive_loss(mine, self.held_out, self.draws, noise)
+
+    def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
+        mine = self.embedded(params, home.all())
+        new = self.task.logits(params, x)
+        noise = partial(_noise, home, "predict")
+        return self.classifier.log_probability(mine, new, self.predict_draws, noise).to(new.dtype)
+
+    def embedded(self, params: Tree, batch: Batch) -> Labelled:
+        return Labelled(self.task.logits(params, batch.x), batch.y.clamp(min=0), batch.weight > 0)
+
+    # on the server
+
+    def init(self, generator: torch.Generator) -> Tree:
+        params = self.task.model.fresh(generator)
+        fresh = self.embed.fresh(generator)  # instead of the last layer, one that embeds
+        return {"params": params | {name: fresh[name.rpartition(".")[2]] for name in self.task.head}}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        update = clients.mean(self.fit, shared=state)  # every client counts the same
+        return {"params": tree.add(state["params"], update)}
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        return Sending(shared=state)
+
+
+def _noise(home: Home, use: str, size: int, purpose: str) -> Tensor:
+    return home.noise(size, f"{use} {purpose}")
