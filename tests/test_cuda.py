@@ -105,9 +105,13 @@ def test_mapped_convolutions_equal_torchs(stride: tuple[int, int], padding: tupl
     def energy(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return F.conv2d(x, weight, bias, stride, padding).square().sum()
 
-    slopes = vmap(grad(energy, argnums=(0, 1, 2)))
-    for plain, ours in zip(slopes(x, weight, bias), by_products(slopes)(x, weight, bias), strict=True):
-        torch.testing.assert_close(plain, ours, atol=1e-3, rtol=1e-4)
+    def steepness(*inputs: torch.Tensor) -> torch.Tensor:
+        return torch.stack([slope.sin().sum() for slope in grad(energy, argnums=(0, 1, 2))(*inputs)]).sum()
+
+    for function in (energy, steepness):  # the slope of the second is a gradient of gradients
+        slopes = vmap(grad(function, argnums=(0, 1, 2)))
+        for plain, ours in zip(slopes(x, weight, bias), by_products(slopes)(x, weight, bias), strict=True):
+            torch.testing.assert_close(plain, ours, atol=1e-3, rtol=1e-4)
 
 
 def test_out_of_memory_says_which_chunk_fits_and_auto_finds_it() -> None:

@@ -64,8 +64,8 @@ def convolve(
     size, (rows, columns) = len(x), windows.shape[-2:]
     flat = windows.reshape(size, -1, rows * columns)  # PyTorch keeps it: the weights' gradient needs it too
     filters = weight.flatten(1).expand(size, -1, -1)  # so that this gradient is a product an image, then a sum
-    out = torch.bmm(filters, flat) if bias is None else torch.baddbmm(bias[None, :, None], filters, flat)
-    return out.unflatten(-1, (rows, columns))
+    out: Tensor = torch.bmm(filters, flat) if bias is None else torch.baddbmm(bias[None, :, None], filters, flat)
+    return out.view(size, -1, rows, columns)
 
 
 class _Windows(torch.autograd.Function):

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import tree
-from ..clients import Clients, Sending
-from ..method import TrainsByPasses
+from ..method import AveragesOneModel, TrainsByPasses
 from ..nets.neighbours import Datastore
 from ..settings import setting
 from ..task import Home
@@ -21,7 +19,7 @@ from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnnPer(TrainsByPasses):
+class KnnPer(AveragesOneModel, TrainsByPasses):
     neighbours: int = setting(10, "nearest examples that vote (k)", low=1)
     sigma: float = setting(1.0, "scale of distances: the nearer an example, the more its vote counts", above=0)
     blends: tuple[float, ...] = setting(
@@ -66,12 +64,4 @@ class KnnPer(TrainsByPasses):
 
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
-        return {"params": self.task.model.fresh(generator)}
-
-    def round(self, state: Tree, clients: Clients) -> Tree:
-        update = clients.mean(self.fit, shared=state, by="examples")
-        return {"params": tree.add(state["params"], update)}
-
-    def personalise(self, state: Tree, clients: Clients) -> Sending:
-        return Sending(shared=state)
+    by = "examples"  # rounds are FedAvg's (AveragesOneModel); a client is sent the common model
