@@ -63,7 +63,9 @@ def task(dtype: torch.dtype = torch.float32) -> Task:
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "apfl-adaptive": ("apfl", {"adaptive": True}),
+    "atp-rates": ("atp", {"warmup": 0}),
     "fedprox-fixed": ("fedprox", {"adaptive": False}),
+    "fedtta-early": ("fedtta", {"proxy": 0.1, "patience": 1, "adapt_steps": 3}),
     "perfedavg-hf": ("perfedavg", {"variant": "hessian-free"}),
     "pfedhn-pc": ("pfedhn", {"personal_head": True}),
 }
