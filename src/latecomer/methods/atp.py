@@ -44,7 +44,8 @@ class ATP(KeepsOwnModel, AveragesOneModel, TrainsByPasses):
     def refine(self, home: Home, *, params: Tree, rates: Tree) -> Tree:
         """What this client would add to the rates; nothing, if it has no labels."""
         start = rates
-        for batch in self.lessons(home):
+        passes: Iterable[Batch] = home.epochs(1, self.batch, "refine")
+        for batch in passes if self.learn_on == "train" else [home.all("val")]:
             direction = learn.gradient(self.task.entropy, params, batch)  # always from the common model
             slope = learn.gradient(self.task.loss, moved(params, rates, direction), batch)
             gain = tree.map(lambda g, h: (g * h).sum() / g.numel() ** 0.5, slope, direction)  # -d loss / d rate, scaled
@@ -52,14 +53,11 @@ class ATP(KeepsOwnModel, AveragesOneModel, TrainsByPasses):
         return tree.sub(rates, start)
 
     def adapt(self, home: Home, *, params: Tree, rates: Tree) -> Tree:
-        one = [home.batch(self.batch, "adapt")]
-        batches: Iterable[Batch] = home.epochs(1, self.batch, "adapt") if self.adapt_to == "online" else one
+        passes: Iterable[Batch] = home.epochs(1, self.batch, "adapt")
+        batches = passes if self.adapt_to == "online" else [home.batch(self.batch, "adapt")]
         direction = learn.mean_gradient(self.task.entropy, params, batches)  # mean of models: model of the mean
         home.memory = {"params": moved(params, rates, direction)}
         return {}
-
-    def lessons(self, home: Home) -> Iterable[Batch]:
-        return home.epochs(1, self.batch, "refine") if self.learn_on == "train" else [home.all("val")]
 
     # on the server
 
