@@ -31,6 +31,39 @@ def test_value_and_gradients(stride: int | tuple[int, int], padding: int | tuple
     torch.testing.assert_close(values(X, WEIGHT, BIAS), rerouted(values)(X, WEIGHT, BIAS))
 
 
+@pytest.mark.parametrize("stride", [1, (2, 3)])
+@pytest.mark.parametrize("padding", [0, (2, 1)])
+def test_gradients_of_gradients(stride: int | tuple[int, int], padding: int | tuple[int, int]) -> None:
+    """As learning to adapt needs them: the gradient, at every input, of a loss after a gradient step."""
+
+    def energy(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.conv2d(x, weight, bias, stride, padding).sin().sum()
+
+    def after_a_step(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        by_x, by_weight, by_bias = grad(energy, argnums=(0, 1, 2))(x, weight, bias)
+        return energy(x - 0.1 * by_x, weight - 0.1 * by_weight, bias - 0.1 * by_bias)
+
+    both = vmap(grad(after_a_step, argnums=(0, 1, 2)))
+    for plain, ours in zip(both(X, WEIGHT, BIAS), rerouted(both)(X, WEIGHT, BIAS), strict=True):
+        torch.testing.assert_close(plain, ours)
+
+
+def test_gradients_of_gradients_of_two_layers() -> None:
+    """The second layer's input depends on the first one's weights, so that its windows' slope counts too."""
+    second = WEIGHT.transpose(1, 2)  # [clients, 2, 5, 3, 3]
+
+    def energy(weights: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
+        return F.conv2d(F.max_pool2d(F.conv2d(x, weights[0]).tanh(), 2), weights[1], padding=1).sin().sum()
+
+    def after_a_step(weights: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
+        one, two = grad(energy)(weights, x)
+        return energy((weights[0] - 0.1 * one, weights[1] - 0.1 * two), x)
+
+    both = vmap(grad(after_a_step))
+    for plain, ours in zip(both((WEIGHT, second), X), rerouted(both)((WEIGHT, second), X), strict=True):
+        torch.testing.assert_close(plain, ours)
+
+
 def test_nested_maps() -> None:
     """As for seeds in lockstep that share weights within a seed."""
     x = X.reshape(3, 2, 2, 2, 9, 8)

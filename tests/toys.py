@@ -73,9 +73,11 @@ def task(dtype: torch.dtype = torch.float32, sizes: Sequence[str] = ()) -> Task:
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "apfl-adaptive": ("apfl", {"adaptive": True}),
+    "atp-rates": ("atp", {"warmup": 0}),
+    "fedprox-fixed": ("fedprox", {"adaptive": False}),
+    "fedtta-early": ("fedtta", {"proxy": 0.1, "patience": 1, "adapt_steps": 3}),
     "flowdup-dense": ("flowdup", {"subspace": "dense"}),
     "flowdup-plain": ("flowdup", {"learned_regulariser": False, "server": "sgd", "server_lr": 0.5, "loss": "sum"}),
-    "fedprox-fixed": ("fedprox", {"adaptive": False}),
     "knnper-fifo": ("knnper", {"datastore": "fifo", "weak": 0.5}),
     "knnper-prototypes": ("knnper", {"prototypes": 2, "projection": 4}),
     "odpflhn-phases": ("odpflhn", {"training": "two-phases", "first_phase": 2, "after": 1}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,22 @@ def slope_of(loss: Loss, like: Tree) -> Callable[[Tensor, Batch], Tensor]:
     """The gradient of a loss, for weights that lie end to end in one vector, in the order of `like`."""
     slope: Callable[[Tensor, Batch], Tensor] = grad(lambda weights, batch: loss(tree.unravel(weights, like), batch))
     return slope
+
+
+def gradient(loss: Loss, params: Tree, batch: Batch) -> Tree:
+    """The gradient of a loss at the weights, as a tree."""
+    found: Tree = grad(loss)(params, batch)
+    return found
+
+
+def mean_gradient(loss: Loss, params: Tree, batches: Iterable[Batch]) -> Tree:
+    """The mean over batches of the gradient of a loss to which padding adds nothing; empty batches do not count."""
+    total, counts = tree.map(torch.zeros_like, params), []
+    for batch in batches:
+        total = tree.add(total, gradient(loss, params, batch))
+        counts.append(batch.real.any())
+    count = torch.stack(counts).sum().clamp(min=1)
+    return tree.map(lambda leaf: leaf / count, total)
 
 
 @dataclass(frozen=True)

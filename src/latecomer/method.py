@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from . import learn
-from .clients import Clients, Engine, Sending
+from . import learn, tree
+from .clients import By, Clients, Engine, Sending
 from .nets.subspace import Kind, Subspace
 from .settings import check_ranges, setting
-from .task import Home, Task
+from .task import Batches, Home, Task
 from .tree import Tree
 
 if TYPE_CHECKING:
@@ -147,3 +147,103 @@ class InSubspace(TrainsByPasses):
         size = self.dimension or min(10_000, max(1, task.model.size // 10))
         dtype = task.dtype if task.dtype.is_floating_point else torch.float32
         self.set(space=Subspace.draw(task.model, self.subspace, size, self.subspace_seed, dtype))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragesOneModel(Method):
+    """One common model; a round adds to it the mean of what the clients' `fit` would change, as in FedAvg."""
+
+    by: ClassVar[By] = "examples"
+    """What a client counts for in the mean."""
+
+    @abstractmethod
+    def fit(self, home: Home, *, params: Tree) -> Tree:
+        """On the client: what local training adds to the common model."""
+
+    def init(self, generator: torch.Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        update = clients.mean(self.fit, shared=state, by=self.by)
+        return {"params": tree.add(state["params"], update)}
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        return Sending(shared=state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepsOwnModel(Method):
+    """A client keeps a model of its own, which predicts; nobody else sees it."""
+
+    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.task.logits(home.memory["params"], x)
+
+    def memory(self, generator: torch.Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}  # a place for its weights; never used as it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeetsNewcomers(Method):
+    """A client remembers (as `met`) whether it has trained what it needs; whoever has not is asked to, before use."""
+
+    def introduce(self, home: Home) -> Tree:
+        return {"met": home.memory["met"]}
+
+    @abstractmethod
+    def arrive(self, home: Home, *, params: Tree) -> Tree:
+        """On the client: train what is missing, keep it, and say nothing."""
+
+    def receive(self, state: Tree, clients: Clients) -> None:
+        """Let latecomers, and members that were never drawn, `arrive`."""
+        met = clients.run(self.introduce).each["met"]
+        strangers = clients.only(met.cpu() == 0)
+        if len(strangers):
+            strangers.run(self.arrive, shared=state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharesBody(Method):
+    """The body of the model is common, and its changes are averaged; the head, its last layer, stays at the client."""
+
+    by: ClassVar[By] = "examples"
+    """What a client counts for in the mean."""
+
+    local: learn.SGD = made()
+
+    @abstractmethod
+    def fit(self, home: Home, *, body: Tree) -> Tree:
+        """On the client: train the head and keep it; what training adds to the body."""
+
+    @abstractmethod
+    def arrive(self, home: Home, *, body: Tree) -> Tree:
+        """On the client: train a first head and keep it."""
+
+    def fit_head(self, home: Home, body: Tree, batches: Batches) -> Tree:
+        """On the client: train the head while the body stays as it is, and keep it."""
+        head = self.local(lambda head, batch: self.task.loss(body | head, batch), home.memory["head"], batches)
+        home.memory = {"head": head}
+        return head
+
+    def predict(self, home: Home, x: Tensor, *, body: Tree) -> Tensor:  # type: ignore[override]
+        return self.task.logits(body | home.memory["head"], x)
+
+    def memory(self, generator: torch.Generator) -> Tree:
+        return {"head": tree.pick(self.task.model.fresh(generator), self.task.head)}
+
+    def init(self, generator: torch.Generator) -> Tree:
+        body = tree.without(self.task.model.fresh(generator), self.task.head)
+        return {"body": body, "met": torch.zeros(self.members, dtype=torch.bool)}  # met: who has a trained head
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        update = clients.run(self.fit, shared={"body": state["body"]})
+        ids, met = clients.index, state["met"]
+        return {
+            "body": tree.add(state["body"], update.mean(by=self.by)),
+            "met": met.index_copy(0, ids, met[ids] | update.heard),
+        }
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        newcomers = clients.only(~torch.isin(clients.ids, state["met"].nonzero()[:, 0].cpu()))
+        if len(newcomers):  # latecomers, and members that were never drawn
+            newcomers.run(self.arrive, shared={"body": state["body"]})
+        return Sending(shared={"body": state["body"]})

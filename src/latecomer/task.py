@@ -148,6 +148,11 @@ class Task:
         each = -scores.gather(-1, batch.y.clamp(min=0)[..., None]).squeeze(-1)
         return (each * batch.weight).sum() / batch.weight.sum().clamp(min=1)
 
+    def entropy(self, params: Tree, batch: Batch) -> Tensor:
+        """Mean entropy of the predictions, which needs no labels; padding weighs nothing."""
+        scores = torch.log_softmax(self.logits(params, batch.x), -1)
+        return -batch.mean(scores.exp() * scores).sum()
+
 
 def one_hot(y: Tensor, classes: int) -> Tensor:
     """Rows of zeros and a one (all zeros for an unknown label). torch's own fails under vmap of vjp."""

@@ -83,51 +83,39 @@ def convolve(
     """A convolution of [size, channels, height, width] with one filter bank, as a product per image."""
     if padding != (0, 0):
         x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
-    bias = weight.new_zeros(len(weight)) if bias is None else bias
-    out: Tensor = _Products.apply(x, weight, bias, stride)[0]  # type: ignore[no-untyped-call]
-    return out
+    windows: Tensor = _Windows.apply(x, tuple(weight.shape[-2:]), stride)  # type: ignore[no-untyped-call]
+    size, (rows, columns) = len(x), windows.shape[-2:]
+    flat = windows.reshape(size, -1, rows * columns)  # PyTorch keeps it: the weights' gradient needs it too
+    filters = weight.flatten(1).expand(size, -1, -1)  # so that this gradient is a product an image, then a sum
+    out: Tensor = torch.bmm(filters, flat) if bias is None else torch.baddbmm(bias[None, :, None], filters, flat)
+    return out.view(size, -1, rows, columns)
 
 
-class _Products(torch.autograd.Function):
-    """The convolution and its gradients. The windows are kept: the weights' gradient needs them too."""
+class _Windows(torch.autograd.Function):
+    """Lays images [size, channels, height, width] out as windows [size, channels, high, wide, rows, columns].
+
+    It is linear and `_Fold` is its transpose: each is the other's gradient, so gradients of any order exist.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, stride: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        _, _, high, wide = weight.shape
-        windows = x.unfold(-2, high, stride[0]).unfold(
-            -2, wide, stride[1]
-        )  # [size, channels, rows, columns, high, wide]
-        rows, columns = windows.shape[2:4]
-        flat = windows.permute(0, 1, 4, 5, 2, 3).reshape(len(x), -1, rows * columns)
-        out = torch.baddbmm(bias[None, :, None], weight.flatten(1).expand(len(x), -1, -1), flat)
-        return out.unflatten(-1, (rows, columns)), flat
+    def forward(x: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> Tensor:
+        windows = x.unfold(-2, window[0], stride[0]).unfold(-2, window[1], stride[1])
+        return windows.permute(0, 1, 4, 5, 2, 3)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, weight, _, ctx.stride = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(weight, output[1])
-        ctx.shape = x.shape
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, _, ctx.stride = inputs
+        ctx.shape = tuple(x.shape[-2:])
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
-        weight, flat = ctx.saved_tensors
-        size, (rows, columns) = len(slope), slope.shape[-2:]
-        slope = slope.flatten(2)  # [size, outputs, rows * columns]
-        by_weight = torch.bmm(slope, flat.transpose(1, 2)).sum(0).view(weight.shape)  # a product an image, then a sum
-        by_bias = slope.sum((0, 2))
-        if not ctx.needs_input_grad[0]:
-            return None, by_weight, by_bias, None
-        spread = torch.bmm(weight.flatten(1).t().expand(size, -1, -1), slope)
-        spread = spread.view(size, *weight.shape[1:], rows, columns)
-        by_x: Tensor = _Fold.apply(spread, tuple(ctx.shape[-2:]), ctx.stride)  # type: ignore[no-untyped-call]
-        return by_x, by_weight, by_bias, None
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        return _Fold.apply(slope, ctx.shape, ctx.stride), None, None  # type: ignore[no-untyped-call]
 
 
 class _Fold(torch.autograd.Function):
-    """Sums windows [size, channels, high, wide, rows, columns] back into images [size, channels, height, width]."""
+    """Sums windows back into images."""
 
     @staticmethod
     def forward(spread: Tensor, shape: tuple[int, int], stride: tuple[int, int]) -> Tensor:
@@ -139,7 +127,12 @@ class _Fold(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Nothing is kept: gradients of gradients are not offered."""
+        spread, _, ctx.stride = inputs
+        ctx.window = tuple(spread.shape[2:4])
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        return _Windows.apply(slope, ctx.window, ctx.stride), None, None  # type: ignore[no-untyped-call]
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, spread: Tensor, shape: Any, stride: Any) -> tuple[Tensor, int]:

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from .. import learn, tree
 from ..clients import Clients, Sending
-from ..method import TrainsByPasses
+from ..method import AveragesOneModel, MeetsNewcomers, TrainsByPasses
 from ..settings import setting
 from ..task import Batch, Home
 from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class APFL(TrainsByPasses):
+class APFL(MeetsNewcomers, AveragesOneModel, TrainsByPasses):
     mix: float = setting(
         0.5, "share of the personal weights in the mixture (alpha); where it begins, if adaptive", low=0, high=1
     )
@@ -44,9 +44,6 @@ class APFL(TrainsByPasses):
         common, personal = learn.jointly(loss, begin, home.epochs(self.epochs, self.batch))
         self.keep(home, personal.params, share)
         return tree.sub(common.params, params)
-
-    def introduce(self, home: Home) -> Tree:
-        return {"met": home.memory["met"]}
 
     def arrive(self, home: Home, *, params: Tree) -> Tree:
         share = home.memory["mix"]
@@ -76,17 +73,10 @@ class APFL(TrainsByPasses):
 
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
-        return {"params": self.task.model.fresh(generator)}
-
-    def round(self, state: Tree, clients: Clients) -> Tree:
-        return {"params": tree.add(state["params"], clients.mean(self.fit, shared=state))}
+    by = "clients"  # otherwise rounds are FedAvg's (AveragesOneModel)
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
-        met = clients.run(self.introduce).each["met"]
-        strangers = clients.only(met.cpu() == 0)  # latecomers, and members that were never drawn
-        if len(strangers):
-            strangers.run(self.arrive, shared=state)
+        self.receive(state, clients)
         return Sending(shared=state)
 
 

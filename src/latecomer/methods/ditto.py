@@ -1,4 +1,4 @@
-"""Ditto: a common model, and for every client a personal one that is pulled to it. Li et al., ICML 2021, Algorithm 1.
+"""Ditto: a common model, and for every client a personal one that is pulled to it. Li et al., ICML 2021.
 
 The common model is FedAvg's and knows nothing of the personal ones. A personal model never leaves its client.
 """
@@ -8,18 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from .. import learn, tree
 from ..clients import Clients, Sending
-from ..method import TrainsByPasses
+from ..method import AveragesOneModel, KeepsOwnModel, MeetsNewcomers, TrainsByPasses
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(TrainsByPasses):
+class Ditto(KeepsOwnModel, MeetsNewcomers, AveragesOneModel, TrainsByPasses):
     lambda_prox: float = setting(1.0, "strength of the pull on a personal model to the common one (lambda)", low=0)
     personal_epochs: int = setting(1, "local passes over the data a round for the personal model", low=1)
     arrive_epochs: int = setting(20, "passes over the data of a client that has no personal model yet", low=1)
@@ -29,9 +28,6 @@ class Ditto(TrainsByPasses):
     def fit(self, home: Home, *, params: Tree) -> Tree:
         self.follow(home, params, self.personal_epochs)
         return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
-
-    def introduce(self, home: Home) -> Tree:
-        return {"met": home.memory["met"]}
 
     def arrive(self, home: Home, *, params: Tree) -> Tree:
         self.follow(home, params, self.arrive_epochs)
@@ -45,24 +41,13 @@ class Ditto(TrainsByPasses):
         personal = self.local(near, start, home.epochs(passes, self.batch, "personal"))
         home.memory = {"params": personal, "met": torch.ones_like(met)}
 
-    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
-        return self.task.logits(home.memory["params"], x)
-
     def memory(self, generator: torch.Generator) -> Tree:
-        return {"params": self.task.model.fresh(generator), "met": torch.zeros(())}  # no personal model yet
+        return super().memory(generator) | {"met": torch.zeros(())}  # no personal model yet
 
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
-        return {"params": self.task.model.fresh(generator)}
-
-    def round(self, state: Tree, clients: Clients) -> Tree:
-        update = clients.mean(self.fit, shared=state, by="examples")
-        return {"params": tree.add(state["params"], update)}
+    by = "examples"  # rounds are FedAvg's (AveragesOneModel)
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
-        met = clients.run(self.introduce).each["met"]
-        strangers = clients.only(met.cpu() == 0)  # latecomers, and members that were never drawn
-        if len(strangers):
-            strangers.run(self.arrive, shared=state)
+        self.receive(state, clients)
         return Sending()

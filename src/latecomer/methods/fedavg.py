@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from .. import tree
-from ..clients import Clients, Sending
-from ..method import TrainsByPasses
+from ..method import AveragesOneModel, TrainsByPasses
 from ..task import Home
 from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(TrainsByPasses):
+class FedAvg(AveragesOneModel, TrainsByPasses):
     needs_labels = False  # a latecomer takes the common model as it is
 
     # on the client
@@ -28,12 +25,4 @@ class FedAvg(TrainsByPasses):
 
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
-        return {"params": self.task.model.fresh(generator)}
-
-    def round(self, state: Tree, clients: Clients) -> Tree:
-        update = clients.mean(self.fit, shared=state, by="examples")
-        return {"params": tree.add(state["params"], update)}
-
-    def personalise(self, state: Tree, clients: Clients) -> Sending:
-        return Sending(shared=state)
+    by = "examples"  # a round adds the mean of the changes to the common model, so weighed (AveragesOneModel)

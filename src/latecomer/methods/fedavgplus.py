@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from .. import learn, tree
+from .. import learn
 from ..clients import Clients, Sending
-from ..method import TrainsByPasses, made
+from ..method import AveragesOneModel, KeepsOwnModel, TrainsByPasses, made
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgPlus(TrainsByPasses):
+class FedAvgPlus(KeepsOwnModel, AveragesOneModel, TrainsByPasses):
     tune_epochs: int = setting(5, "passes over the data in fine-tuning", low=1)
     tune_lr: float = setting(0.01, "learning rate of fine-tuning", above=0)
 
@@ -36,20 +33,9 @@ class FedAvgPlus(TrainsByPasses):
         home.memory = {"params": tuned}
         return {}
 
-    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
-        return self.task.logits(home.memory["params"], x)
-
-    def memory(self, generator: torch.Generator) -> Tree:
-        return {"params": self.task.model.fresh(generator)}  # a place for tuned weights; never used as it is
-
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
-        return {"params": self.task.model.fresh(generator)}
-
-    def round(self, state: Tree, clients: Clients) -> Tree:
-        update = clients.mean(self.fit, shared=state, by="examples")
-        return {"params": tree.add(state["params"], update)}
+    by = "examples"  # rounds are FedAvg's (AveragesOneModel)
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
         clients.run(self.tune, shared=state)

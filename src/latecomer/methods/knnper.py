@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import tree
-from ..clients import Clients, Engine, Sending
+from ..clients import Engine
 from ..data.federation import Federation
 from ..data.shuffle import lot
 from ..errors import SettingError
-from ..method import TrainsByPasses, made
+from ..method import AveragesOneModel, TrainsByPasses, made
 from ..nets.neighbours import Datastore, Kernel, Rule, Search, check_search, held, lowered, room
 from ..nets.prototypes import ProtoNN
 from ..settings import setting
@@ -29,7 +28,7 @@ Vote = Callable[[Tensor], Tensor]  # from features to class shares, one layer fo
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnnPer(TrainsByPasses):
+class KnnPer(AveragesOneModel, TrainsByPasses):
     neighbours: tuple[int, ...] = setting((10,), "nearest examples that vote (k); of several a client chooses", low=1)
     sigma: tuple[float, ...] = setting(
         (1.0,), "scale of distances: the smaller, the more the nearest count; of several a client chooses", above=0
@@ -129,15 +128,7 @@ class KnnPer(TrainsByPasses):
 
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
-        return {"params": self.task.model.fresh(generator)}
-
-    def round(self, state: Tree, clients: Clients) -> Tree:
-        update = clients.mean(self.fit, shared=state, by="examples")
-        return {"params": tree.add(state["params"], update)}
-
-    def personalise(self, state: Tree, clients: Clients) -> Sending:
-        return Sending(shared=state)
+    by = "examples"  # rounds are FedAvg's (AveragesOneModel); a client is sent the common model
 
     def review(self, federations: Sequence[Federation], engine: Engine) -> list[str]:
         check_search(self.search, engine)

@@ -1,4 +1,4 @@
-"""LG-FedAvg: a personal body, a common head. Liang et al., 2020 (arXiv:2001.01523), Algorithm 1.
+"""LG-FedAvg: a personal body, a common head. Liang et al., 2020 (arXiv:2001.01523).
 
 Local and global: after some rounds of FedAvg every client keeps a body of its own and only the head is averaged.
 """

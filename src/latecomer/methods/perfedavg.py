@@ -1,23 +1,20 @@
-"""Per-FedAvg: one model from which few steps lead to every client's own. Fallah et al., NeurIPS 2020, Algorithm 1."""
+"""Per-FedAvg: one model from which few steps lead to every client's own. Fallah et al., NeurIPS 2020."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from .. import learn, tree
 from ..clients import Clients, Sending
-from ..method import Method, made
+from ..method import AveragesOneModel, KeepsOwnModel, made
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerFedAvg(Method):
+class PerFedAvg(KeepsOwnModel, AveragesOneModel):
     variant: Literal["first", "hessian-free"] = setting(
         "first", "how the second derivative is dealt with: left out, or taken from a difference of gradients"
     )
@@ -41,13 +38,13 @@ class PerFedAvg(Method):
         purposes = ("inner", "outer", "curvature")  # independent batches: the paper's D, D' and D''
         drawn = [home.epochs(self.epochs, self.batch, purpose) for purpose in purposes]
         for inner, outer, curvature in zip(*drawn, strict=True):
-            adapted = weights - self.inner_lr * slope(weights, inner)  # line 7
+            adapted = weights - self.inner_lr * slope(weights, inner)
             direction = slope(adapted, outer)
             if self.variant == "hessian-free":
                 step = self.delta * direction
                 bend = (slope(weights + step, curvature) - slope(weights - step, curvature)) / (2 * self.delta)
                 direction = direction - self.inner_lr * bend
-            weights = weights - self.outer_lr * direction  # line 8
+            weights = weights - self.outer_lr * direction
         return tree.unravel(weights - start, params)
 
     def adapt(self, home: Home, *, params: Tree) -> Tree:
@@ -55,19 +52,9 @@ class PerFedAvg(Method):
         home.memory = {"params": adapted}
         return {}
 
-    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
-        return self.task.logits(home.memory["params"], x)
-
-    def memory(self, generator: torch.Generator) -> Tree:
-        return {"params": self.task.model.fresh(generator)}  # a place for adapted weights; never used as it is
-
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
-        return {"params": self.task.model.fresh(generator)}
-
-    def round(self, state: Tree, clients: Clients) -> Tree:
-        return {"params": tree.add(state["params"], clients.mean(self.fit, shared=state))}  # line 11
+    by = "clients"  # otherwise rounds are FedAvg's (AveragesOneModel)
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
         clients.run(self.adapt, shared=state)

@@ -9,18 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from .. import learn, tree
 from ..clients import Clients, Sending
-from ..method import Method, made
+from ..method import AveragesOneModel, KeepsOwnModel, MeetsNewcomers, made
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedMe(Method):
+class PFedMe(KeepsOwnModel, MeetsNewcomers, AveragesOneModel):
     lambda_prox: float = setting(15.0, "strength of the pull on a personal model to the common one (lambda)", above=0)
     lr: float = setting(0.05, "learning rate of a client's copy of the common model (eta)", above=0)
     inner_lr: float = setting(0.05, "learning rate of the personal model", above=0)
@@ -40,22 +39,16 @@ class PFedMe(Method):
     def fit(self, home: Home, *, params: Tree) -> Tree:
         copy = theta = params
         for batch in home.batches(self.steps, self.batch):
-            theta = self.inner(self.near(copy), theta, [batch] * self.inner_steps)  # line 7
-            drawn = tree.map(lambda w, t: w - self.lr * self.lambda_prox * (w - t), copy, theta)  # line 8
+            theta = self.inner(self.near(copy), theta, [batch] * self.inner_steps)
+            drawn = tree.map(lambda w, t: w - self.lr * self.lambda_prox * (w - t), copy, theta)
             copy = tree.where(batch.weight.any(), drawn, copy)  # without labels there is no theta to go to
         self.keep(home, theta)
         return tree.sub(copy, params)
-
-    def introduce(self, home: Home) -> Tree:
-        return {"met": home.memory["met"]}
 
     def arrive(self, home: Home, *, params: Tree) -> Tree:
         passes = home.epochs(self.arrive_epochs, self.batch, "arrive")
         self.keep(home, self.inner(self.near(params), params, passes))
         return {}
-
-    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
-        return self.task.logits(home.memory["params"], x)
 
     def near(self, params: Tree) -> learn.Loss:
         return learn.proximal(self.task.loss, params, self.lambda_prox)
@@ -64,20 +57,14 @@ class PFedMe(Method):
         home.memory = {"params": theta, "met": torch.ones_like(home.memory["met"])}
 
     def memory(self, generator: torch.Generator) -> Tree:
-        return {"params": self.task.model.fresh(generator), "met": torch.zeros(())}  # no personal model yet
+        return super().memory(generator) | {"met": torch.zeros(())}  # no personal model yet
 
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
-        return {"params": self.task.model.fresh(generator)}
-
     def round(self, state: Tree, clients: Clients) -> Tree:
-        update = clients.mean(self.fit, shared=state)
-        return {"params": tree.add(state["params"], tree.scale(update, self.beta))}  # line 13
+        update = clients.mean(self.fit, shared=state)  # (1 - beta) w + beta times the mean of the clients' copies
+        return {"params": tree.add(state["params"], tree.scale(update, self.beta))}
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
-        met = clients.run(self.introduce).each["met"]
-        strangers = clients.only(met.cpu() == 0)  # latecomers, and members that were never drawn
-        if len(strangers):
-            strangers.run(self.arrive, shared=state)
+        self.receive(state, clients)
         return Sending()

@@ -1,0 +1,120 @@
+"""FedTTA: a common model, and a learned objective by which a client without labels adapts it.
+
+Ye, Chen, Wang, Li, Gao: "UPFL", SDM 2024. A small network judges the model's logits; a client steps down its judgement.
+Labelled members train model and judge together, so that the step does what labels would ask for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import learn, tree
+from ..clients import Clients, Sending
+from ..method import KeepsOwnModel, made
+from ..nets.objective import LearnedLoss
+from ..settings import setting
+from ..task import Batch, Home
+from ..tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedTTA(KeepsOwnModel):
+    lr: float = setting(0.01, "learning rate of the common model", above=0)
+    judge_lr: float = setting(0.01, "learning rate of the network that judges logits", above=0)
+    inner_lr: float = setting(0.01, "learning rate of a client that adapts the common model", above=0)
+    steps: int = setting(10, "local batches a round", low=1)
+    batch: int = setting(25, "examples a batch", low=1)
+    inner_steps: int = setting(1, "steps of adaptation on every batch in training", low=1)
+    adapt_steps: int = setting(1, "steps of adaptation on all its data, of a client that wants its model", low=1)
+    patience: int = setting(
+        0, "FedTTA++: steps without less entropy after which adaptation stops, and goes back; 0: all steps", low=0
+    )
+    proxy: float = setting(0.0, "FedTTA-Prox: how strongly local predictions are held near the common model's", low=0)
+    momentum: float = setting(0.9, "momentum of the judge, within a round", low=0, high=0.999)
+    weight_decay: float = setting(1e-4, "weight decay of model and judge, in adaptation too", low=0)
+    clip: float = setting(10.0, "largest gradient norm of model and judge; 0: no limit", low=0)
+    width: int = setting(32, "width of the judge", low=1)
+    depth: int = setting(3, "hidden layers of the judge", low=1)
+
+    needs_labels = False
+    paper = {"rounds": 250, "cohort": 9}
+
+    judge: LearnedLoss = made()
+    outer: learn.SGD = made()
+    judges: learn.SGD = made()
+    inner: learn.SGD = made()
+
+    def build(self) -> None:
+        self.set(judge=LearnedLoss(self.task.classes, self.width, self.depth))
+        self.set(outer=learn.SGD(self.lr, 0.0, self.weight_decay, self.clip))
+        self.set(judges=learn.SGD(self.judge_lr, self.momentum, self.weight_decay, self.clip))
+        self.set(inner=learn.SGD(self.inner_lr, 0.0, self.weight_decay, self.clip))
+
+    # on the client
+
+    def fit(self, home: Home, *, params: Tree, judge: Tree) -> Tree:
+        def loss(parts: list[Tree], batch: Batch) -> Tensor:
+            model, judge = parts
+            total = self.task.loss(self.stepped(model, judge, batch), batch)  # through the steps, to both networks
+            return total + self.proxy * self.gap(params, model, batch) if self.proxy else total
+
+        begin = [learn.Part(self.outer, params), learn.Part(self.judges, judge)]
+        model, judged = learn.jointly(loss, begin, home.batches(self.steps, self.batch))
+        return {"params": tree.sub(model.params, params), "judge": tree.sub(judged.params, judge)}
+
+    def adapt(self, home: Home, *, params: Tree, judge: Tree) -> Tree:
+        own = kept = params
+        least = self.task.entropy(params, home.all())
+        waited = torch.zeros_like(least)
+        for _ in range(self.adapt_steps):
+            own = self.descended(home, own, judge)
+            if not self.patience:
+                kept = own
+                continue
+            entropy = self.task.entropy(own, home.all())
+            better = (entropy < least) & (waited < self.patience)  # who has waited long enough has stopped
+            kept, least = tree.where(better, own, kept), torch.where(better, entropy, least)
+            waited = torch.where(better, 0.0, waited + 1)
+        home.memory = {"params": kept}
+        return {}
+
+    def descended(self, home: Home, own: Tree, judge: Tree) -> Tree:
+        """The model after one step down its judgement on all of the client's data."""
+        batches = home.epochs(1, self.batch, "adapt")
+        slope = learn.mean_gradient(lambda model, batch: self.judgement(model, judge, batch), own, batches)
+        weights = tree.ravel(own)
+        weights, _ = self.inner.move(
+            weights, tree.ravel(slope, like=own), torch.zeros_like(weights), home.all().real.any()
+        )
+        return tree.unravel(weights, own)
+
+    def stepped(self, params: Tree, judge: Tree, batch: Batch) -> Tree:
+        """The model after steps down its judgement on a batch, as a function that can be differentiated."""
+        slope = learn.slope_of(lambda model, batch: self.judgement(model, judge, batch), params)
+        weights = tree.ravel(params)
+        for _ in range(self.inner_steps):
+            weights = weights - self.inner_lr * (slope(weights, batch) + self.weight_decay * weights)
+        return tree.unravel(weights, params)
+
+    def judgement(self, params: Tree, judge: Tree, batch: Batch) -> Tensor:
+        return self.judge.value(judge, self.task.logits(params, batch.x), batch.real)
+
+    def gap(self, common: Tree, local: Tree, batch: Batch) -> Tensor:
+        """The mean Kullback-Leibler divergence of the local predictions from the common model's."""
+        sent, now = (torch.log_softmax(self.task.logits(params, batch.x), -1) for params in (common, local))
+        return batch.mean(sent.exp() * (sent - now)).sum()
+
+    # on the server
+
+    def init(self, generator: torch.Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator), "judge": self.judge.fresh(generator)}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        return tree.add(state, clients.mean(self.fit, shared=state, by="examples"))
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        clients.run(self.adapt, shared=state)
+        return Sending()
