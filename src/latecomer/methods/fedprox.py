@@ -49,7 +49,7 @@ class FedProx(TrainsByPasses):
         return {"params": tree.add(params, update["change"]), "mu": mu, "history": history}
 
     def adapt(self, mu: Tensor, history: Tree, loss: Tensor) -> tuple[Tensor, Tree]:
-        """The heuristic of section 5.3.2 and figure 3. A loss of zero is none: there was no round before, or nobody answered."""
+        """The heuristic of section 5.3.2. A loss of zero is none: there was no round before, or nobody answered."""
         before, falls = history["loss"], history["falls"]
         comparable = (before > 0) & (loss > 0)
         rises, sinks = comparable & (loss > before), comparable & (loss < before)
