@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from byhand import descend, flat, linear_task, tensor
 
+from console import Command
 from latecomer.clients import Clients
 from latecomer.data import Federation
 from latecomer.data.shuffle import lot
@@ -230,6 +233,18 @@ def test_faiss_is_refused_where_it_cannot_run() -> None:
     with pytest.raises(SettingError, match="--search faiss searches for one client at a time"):
         method.review([FEDERATION], make("vector", method, [FEDERATION], "cpu"))
     assert method.review([FEDERATION], make("loop", method, [FEDERATION], "cpu"))
+
+
+def test_a_run_says_what_it_lowers_and_both_searches_end_alike(command: Command, tmp_path: Path) -> None:
+    words = ["run", "knnper", "--clients", 12, "--unseen", 0.25, "--rounds", 2, "--cohort", 3, "--batch", 8]
+    words += ["--capacity", 0.05, "--sigma", "0.5,5", "--engine", "loop", "--out", tmp_path]
+    results = []
+    for search in ("torch", "faiss"):
+        done = command(*words, "--search", search, "--name", search)
+        assert done.code == 0, done.err
+        assert done.err.count("Note: 12 of 12 clients keep fewer than 10 examples, the smallest") == 1
+        results.append(json.loads((tmp_path / search / "result.json").read_text()))
+    assert [results[0][group] for group in ("seen", "unseen")] == [results[1][group] for group in ("seen", "unseen")]
 
 
 def test_no_value_is_no_choice() -> None:
