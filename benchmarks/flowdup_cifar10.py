@@ -28,7 +28,7 @@ SETTING = {
     "unseen": str(100 / 600), "validators": str(25 / 600), "validation": "0", "model": "cnn64", "seeds": "3",
     "evaluate_every": "20", "watch_unseen": "true",
 }  # fmt: skip
-LAMBDA = {"1.0": "1e-3", "0.2": "1e-3", "0.1": "1e-2"}  # by the share of labelled clients
+LAMBDA = {"1.0": "1e-4", "0.2": "1e-3", "0.1": "1e-2"}  # by the share of labelled clients; to be tuned on validators
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ class FLowDUP(InSubspace):
 
     def fit(self, home: Home, *, psi: Tree) -> Tree:
         """Algorithm 2. Unlabelled batches move psi, too: by the regulariser alone."""
-        f = self.space.on(next(iter(psi["h2"].values())).device)
+        f = self.space.on(psi["h2"]["0.weight"].device)
         batches = home.epochs(self.epochs, self.batch)  # lines 3 to 5
         return self.local.change(lambda psi, batch: self.objective(f, psi, batch), psi, batches, learn.inhabited)
 
