@@ -92,9 +92,14 @@ def test_normals_are_normal() -> None:
     numbers = normals(20_001, KEYS[0])
     assert numbers.shape == (20_001,)
     assert excess((torch.special.ndtr(numbers) * 100).long().bincount(minlength=100), 200.01, 99) < 4
-    halves = numbers[:10_000], numbers[10_000:20_000]
-    assert abs(float(torch.corrcoef(torch.stack(halves))[0, 1])) < 0.04  # both numbers of a pair
+    pairs = numbers[:20_000].reshape(-1, 2)
+    assert abs(float(torch.corrcoef(pairs.t())[0, 1])) < 0.04
     assert abs(float(torch.corrcoef(torch.stack([numbers[:-1], numbers[1:]]))[0, 1])) < 0.03
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 7, 100])
+def test_the_first_of_many_normals_are_those_of_few(size: int) -> None:
+    assert normals(size, KEYS[0]).equal(normals(101, KEYS[0])[:size])
 
 
 def test_normals_under_vmap_and_other_keys() -> None:

@@ -50,11 +50,14 @@ def uniform(key: Tensor) -> Tensor:
 
 
 def normals(size: int, key: Tensor) -> Tensor:
-    """So many standard normals, named by `key` (a single hash): pairs of uniform numbers by Box and Muller."""
+    """So many standard normals, named by `key` (a single hash): pairs of uniform numbers by Box and Muller.
+
+    The first of many are those of few: who asks for one number an example gets the same ones, whatever the padding.
+    """
     counter = torch.arange(2 * ((size + 1) // 2), device=key.device)
-    first, second = uniform(mix(key, counter)).unflatten(0, (2, -1))
+    first, second = uniform(mix(key, counter)).reshape(-1, 2).unbind(-1)
     radius, angle = (-2 * (1 - first).log()).sqrt(), 2 * math.pi * second
-    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:size]
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).reshape(-1)[:size]
 
 
 def shuffled(place: Tensor, size: Tensor, key: Tensor) -> Tensor:
