@@ -85,7 +85,7 @@ def test_normal_numbers_are_normal() -> None:
     """By the test of Kolmogorov and Smirnov, and at the ends of what the hash can give."""
     numbers = normal(mix(torch.arange(40_000), purpose("normal")))
     assert scipy.stats.kstest(numbers.numpy(), "norm").pvalue > 0.01
-    ends = normal(torch.tensor([0, -1, 0, 0]))  # uniform numbers 0 and just below 1; the angle is 0
+    ends = normal(torch.tensor([0, 0, -1, 0]))  # uniform numbers 0 and just below 1; the angle is 0
     assert ends[0] == 0
     assert 8 < ends[1] < 9
 
@@ -95,3 +95,9 @@ def test_uniform_numbers_fill_the_unit_interval_evenly() -> None:
     assert float(numbers.min()) >= 0
     assert float(numbers.max()) < 1
     assert excess((numbers * 100).long().bincount(minlength=100), len(KEYS) / 100, 99) < 4
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_the_first_of_many_normal_numbers_are_those_of_few(size: int) -> None:
+    """Whoever asks for one number an example gets the same ones, whatever the padding."""
+    assert normal(KEYS[: 2 * size]).equal(normal(KEYS[:202])[:size])

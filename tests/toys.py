@@ -111,7 +111,7 @@ def _small(name: str, f: dataclasses.Field[Any]) -> int | None:
         return 8
     if any(
         word in f"{name} {f.metadata['meaning']}".split()
-        for word in ("steps", "epochs", "rounds", "batches", "passes", "exchanges")
+        for word in ("steps", "epochs", "rounds", "batches", "passes", "exchanges", "chains")
     ):
         return min(f.default, 3)
     return min(f.default, 12) if name in ("hidden", "width") else None

@@ -38,10 +38,10 @@ def noise(size: int, purpose: str) -> Tensor:
 
 
 def drawn(level: int, draws: int, steps: int, count: int, source: Any = noise, prefix: str = "") -> list[Any]:
-    """What the library is given for one level: [terms + 2, draws, examples], for the beginning and every step."""
+    """For one level [terms + 2, draws, examples], for the beginning and every step; drawn example by example."""
     size = (TERMS + 2) * draws * count
     found = [source(size, f"{prefix}level {level} step {step}") for step in range(steps + 1)]
-    return [numbers.double().numpy().reshape(TERMS + 2, draws, count) for numbers in found]
+    return [numbers.double().numpy().reshape(count, TERMS + 2, draws).transpose(1, 2, 0) for numbers in found]
 
 
 # Gaussian processes
@@ -180,6 +180,18 @@ def test_probabilities_of_classes(of_log: bool) -> None:
     expected = np.stack([first * second, first * (1 - second), 1 - first], 1)
     assert found == pytest.approx(expected, rel=1e-9)
     assert found.sum(1) == pytest.approx([1, 1])
+
+
+def test_padding_changes_nothing() -> None:
+    mine = three_classes()
+    longer = Labelled(torch.cat([mine.z, torch.ones(3, 2)]), torch.cat([mine.y, torch.arange(3)]), torch.arange(9) < 5)
+    source = home(0).noise
+    for loss in (
+        lambda mine: TREE.log_probability(mine, tensor(NEW), 3, source),
+        lambda mine: TREE.predictive_loss(mine, 0.5, 3, source),
+        lambda mine: TREE.marginal_loss(mine, 3, source),
+    ):
+        assert loss(longer).numpy() == pytest.approx(loss(mine).numpy(), rel=1e-9)
 
 
 def test_a_class_that_a_client_lacks_is_out_of_the_question() -> None:

@@ -50,8 +50,8 @@ def uniform(key: Tensor) -> Tensor:
 
 
 def normal(keys: Tensor) -> Tensor:
-    """Standard normal numbers from hashes, one from every two along the first dimension (Box and Muller, 1958)."""
-    first, second = uniform(keys).chunk(2)
+    """Standard normal numbers from hashes, one from every two neighbours (Box and Muller, 1958)."""
+    first, second = uniform(keys).unflatten(0, (-1, 2)).unbind(1)
     return (-2 * torch.log1p(-first)).sqrt() * torch.cos(2 * math.pi * second)
 
 

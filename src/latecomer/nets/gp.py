@@ -84,7 +84,8 @@ def gibbs(covariance: Tensor, kappa: Tensor, draws: int, steps: int, noise: Nois
     prior = cholesky(covariance)
 
     def numbers(step: int) -> Tensor:
-        return noise((TERMS + 2) * draws * count, f"step {step}").double().reshape(-1, draws, count)
+        drawn = noise(count * (TERMS + 2) * draws, f"step {step}").double()
+        return drawn.reshape(count, -1, draws).permute(1, 2, 0)  # examples first: padding at the end changes nothing
 
     drawn = numbers(0)
     omega = polya_gamma(drawn[0] @ prior.mT, drawn[2:])
