@@ -64,7 +64,7 @@ def task(dtype: torch.dtype = torch.float32) -> Task:
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "apfl-adaptive": ("apfl", {"adaptive": True}),
     "fedprox-fixed": ("fedprox", {"adaptive": False}),
-    "odpflhn-phases": ("odpflhn", {"training": "two-phases", "first_phase": 2, "after": 1}),
+    "odpflhn-phases": ("odpflhn", {"training": "two-phases", "first_phase": 2, "after": 1, "server": "sgd"}),
     "odpflhn-private": ("odpflhn", {"epsilon": 1.0, "pool": "mean", "bound": 1.0, "describe_by": 4}),
     "perfedavg-hf": ("perfedavg", {"variant": "hessian-free"}),
     "pfedhn-pc": ("pfedhn", {"personal_head": True}),
