@@ -107,3 +107,12 @@ def test_parts_move_by_rules_of_their_own() -> None:
     assert toys.same(after["hyper"], params["hyper"]), "no gradient, no step: not even by momentum"
     assert toys.same(kept["hyper"], state["hyper"])
     assert after["scalar"] != params["scalar"]
+
+
+def test_parts_of_one_kind() -> None:
+    rates = {"hyper": 0.5, "scalar": 0.1}
+    assert optim.parts("adam", rates, 0.9, 0.01, 5.0).rules == {
+        "hyper": optim.Adam(0.5, clip=5.0),
+        "scalar": optim.Adam(0.1, clip=5.0),
+    }
+    assert optim.parts("sgd", rates, 0.9, 0.01, 5.0).rules["scalar"] == optim.SGD(0.1, 0.9, 0.01, 5.0)

@@ -80,7 +80,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "flowdup-plain": ("flowdup", {"learned_regulariser": False, "server": "sgd", "server_lr": 0.5, "loss": "sum"}),
     "knnper-fifo": ("knnper", {"datastore": "fifo", "weak": 0.5}),
     "knnper-prototypes": ("knnper", {"prototypes": 2, "projection": 4}),
-    "odpflhn-phases": ("odpflhn", {"training": "two-phases", "first_phase": 2, "after": 1}),
+    "odpflhn-phases": ("odpflhn", {"training": "two-phases", "first_phase": 2, "after": 1, "server": "sgd"}),
     "odpflhn-private": ("odpflhn", {"epsilon": 1.0, "pool": "mean", "bound": 1.0, "describe_by": 4}),
     "perfedavg-hf": ("perfedavg", {"variant": "hessian-free"}),
     "pfedhn-budgets": ("pfedhn", {"sizes": "SL"}),

@@ -77,3 +77,10 @@ class Parts:
             after, memory = self.rules[name].step(before, slope, state.get(name, {}))
             params, state = params | after, state | {name: memory}
         return params, state
+
+
+def parts(kind: str, rates: Mapping[str, float], momentum: float, weight_decay: float, clip: float) -> Parts:
+    """One kind of optimiser (adam, which has neither momentum nor decay of these, or sgd) at a rate for each branch."""
+    adam = {name: Adam(rate, clip=clip) for name, rate in rates.items()}
+    sgd = {name: SGD(rate, momentum, weight_decay, clip) for name, rate in rates.items()}
+    return Parts(adam if kind == "adam" else sgd)

@@ -47,7 +47,7 @@ START = {
     "E": np.array([[1.2, -0.3], [-0.7, 0.6], [0.4, 0.5]]),
 }
 LOCAL = {"lr": 0.3, "momentum": 0.5}
-RATES = {"server_lr": 0.2, "encoder_lr": 0.1, "embedding_lr": 0.4}
+RATES = {"server": "sgd", "server_lr": 0.2, "encoder_lr": 0.1, "imitate_lr": 0.1, "embedding_lr": 0.4}
 DECAY = 0.01
 HYPER, ENCODER = ("A", "a", "B", "c"), ("p", "q", "P", "r")
 

@@ -30,18 +30,18 @@ class ODPFLHN(TrainsByPasses):
     momentum: float = setting(0.9, "local momentum, within a round", low=0, high=0.999)
     weight_decay: float = setting(5e-5, "local weight decay", low=0)
     clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0)
-    server_lr: float = setting(1e-2, "learning rate of the hypernetwork", above=0)
-    encoder_lr: float = setting(1e-2, "learning rate of the encoder", above=0)
+    server: Literal["adam", "sgd"] = setting("adam", "what the server descends by; sgd wants ten times the rates")
+    server_lr: float = setting(1e-3, "learning rate of the hypernetwork", above=0)
+    encoder_lr: float = setting(1e-3, "end to end: learning rate of the encoder", above=0)
     embedding_lr: float = setting(1e-2, "two phases: learning rate of the members' embeddings", above=0)
-    server_momentum: float = setting(0.9, "momentum on the server", low=0, high=0.999)
-    server_decay: float = setting(1e-3, "weight decay on the server", low=0)
+    imitate_lr: float = setting(1e-2, "two phases: learning rate of the encoder, by sgd on the client", above=0)
+    server_momentum: float = setting(0.9, "momentum on the server, of sgd", low=0, high=0.999)
+    server_decay: float = setting(1e-3, "weight decay on the server, of sgd", low=0)
     training: Literal["end-to-end", "two-phases"] = setting("end-to-end", "how encoder and hypernetwork are trained")
     first_phase: int = setting(400, "two phases: rounds until the encoder is frozen and fine-tuning begins", low=0)
     encoder_steps: int = setting(5, "two phases: local steps a round that fit the encoder to the embedding", low=1)
     describe_by: int = setting(0, "a descriptor is the mean over random parts of so many examples; 0: of all", low=0)
-    encoder: Literal["auto", "lenet", "dense"] = setting(
-        "auto", "what sees an example; auto: lenet, or a dense layer below 16 pixels and for what is no image"
-    )
+    encoder: Literal["auto", "lenet", "dense"] = setting("auto", "sees an example; auto: lenet from 16 pixels on")
     width: int = setting(200, "units that are pooled over a client's examples", low=2)
     pool: sets.Pool = setting("mean-max", "one half of the units by mean and the other by maximum, or all by mean")
     after: int = setting(0, "hidden layers between pooling and descriptor", low=0)
@@ -69,7 +69,7 @@ class ODPFLHN(TrainsByPasses):
         self.set(describer=describer, hyper=Hypernetwork(size, self.task.model.shapes, self.hidden, self.depth))
         rates = {"hyper": self.server_lr, "encoder": self.encoder_lr, "embedding": self.embedding_lr}
         rule = (self.server_momentum, self.server_decay, self.clip)
-        self.set(optimiser=optim.Parts({name: optim.SGD(rate, *rule) for name, rate in rates.items()}))
+        self.set(optimiser=optim.parts(self.server, rates, *rule))
         self.set(noise=privacy.sigma(self.epsilon, self.delta) * describer.sensitivity if self.epsilon else 0.0)
 
     # on the client
@@ -93,7 +93,7 @@ class ODPFLHN(TrainsByPasses):
     def fit_and_imitate(self, home: Home, *, params: Tree, encoder: Tree, embedding: Tensor) -> Tree:
         steps, part = self.encoder_steps, self.describe_by
         batches = home.batches(steps, part, "imitate") if part else [home.all()] * steps
-        change = learn.SGD(self.encoder_lr, clip=self.clip).change(
+        change = learn.SGD(self.imitate_lr, clip=self.clip).change(
             lambda weights, batch: (self.describer(weights, batch) - embedding).square().sum(), encoder, batches
         )
         return {"params": self.fit(home, params=params), "encoder": change}
