@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..data.federation import SPLITS, Federation, turns
+from ..data.federation import SPLITS, Federation
+from ..data.rotate import turns
 from ..data.shuffle import lot, mix, normal, purpose, shuffled
 from ..task import Batch, labelled
 from ..tree import Tree
