@@ -8,7 +8,7 @@ demo: .venv/core
 	$(BIN)/latecomer demo
 
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist worksteal
 
 check: .venv/dev
 	$(BIN)/ruff format --check -q
