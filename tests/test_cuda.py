@@ -115,6 +115,26 @@ def test_mapped_convolutions_equal_torchs(stride: tuple[int, int], padding: tupl
             assert torch.equal(ours, more), "sums have a fixed order"
 
 
+class Shifted(torch.nn.Module):
+    """A model with a constant, which reaches the GPU before a gradient is taken."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.linspace(0, 1, shape[-1]))
+        self.head = torch.nn.Linear(shape[-1], outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.mean((1, 2)) + self.shift)
+
+
+def test_constants_of_a_model_outlive_a_gradient() -> None:
+    federation = images()
+    method = methods.get("pfedhn")(task=make_task(federation, Shifted), clients=6, members=5, steps=2, batch=8)
+    expected = replies(Vector(method, [federation]), method, 2)
+    for a, b in zip(expected, replies(Vector(method, [federation], CUDA), method, 2), strict=True):
+        torch.testing.assert_close(a["head.weight"], b["head.weight"], atol=1e-5, rtol=1e-3)
+
+
 def test_out_of_memory_says_which_chunk_fits_and_auto_finds_it() -> None:
     federation = images(clients=40, each=200)
     method = methods.get("pfedhn")(task=make_task(federation, LeNet), clients=40, members=39, steps=1, batch=128)

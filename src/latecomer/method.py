@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import learn, tree
 from .clients import By, Clients, Engine, Sending
+from .nets.net import Net
 from .nets.subspace import Kind, Subspace
 from .settings import check_ranges, setting
 from .task import Batches, Home, Task
@@ -55,6 +56,12 @@ class Method(ABC):
     def set(self, **parts: Any) -> None:
         for name, part in parts.items():
             object.__setattr__(self, name, part)  # the one place where a frozen method is still being made
+
+    def settle(self, device: torch.device) -> None:
+        """Have what networks hold besides their weights on a device, before a step needs it."""
+        for part in (self.task.model, *vars(self).values()):
+            if isinstance(part, Net):
+                part.constants(torch.empty(0, device=device).device)  # with its number: "cuda" alone names no place
 
     def memory(self, generator: torch.Generator) -> Tree:
         """What a client keeps before its first round; the same for all clients."""

@@ -72,6 +72,7 @@ class Shelf:
     """The memories of every run in lockstep, and those of the evaluation that is under way; engines inherit it."""
 
     def __init__(self, method: Method, federations: Sequence[Federation], device: torch.device) -> None:
+        method.settle(device)
         generators = [torch.Generator().manual_seed(federation.seed) for federation in federations]
         self.kept = [Memories(tree.to(method.memory(generator), device)) for generator in generators]
         self._scratch: dict[int, tuple[int, Memories]] = {}

@@ -28,7 +28,7 @@ class Net:
         self._constants: dict[torch.device, dict[str, Tensor]] = {torch.device("cpu"): self._draw_buffers()}
 
     def __call__(self, params: Tree, *inputs: Tensor) -> Tensor:
-        output: Tensor = functional_call(self.skeleton, (params, self._buffers(inputs[0].device)), inputs)
+        output: Tensor = functional_call(self.skeleton, (params, self.constants(inputs[0].device)), inputs)
         return output
 
     @property
@@ -81,7 +81,10 @@ class Net:
             torch.manual_seed(0)  # server and clients build the same
             return dict(self.build().named_buffers())
 
-    def _buffers(self, device: torch.device) -> dict[str, Tensor]:
+    def constants(self, device: torch.device) -> dict[str, Tensor]:
+        """What it holds besides its weights, on a device. Moved there within a gradient, they would end with it: so
+        engines ask for them before the first step (`Method.settle`).
+        """
         if device not in self._constants:
             here = self._constants[torch.device("cpu")]
             self._constants[device] = {name: value.to(device) for name, value in here.items()}
