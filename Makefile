@@ -8,7 +8,7 @@ demo: .venv/core
 	$(BIN)/latecomer demo
 
 test: check
-	$(BIN)/pytest --numprocesses auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
 check: .venv/dev
 	$(BIN)/ruff format --check -q
