@@ -3,8 +3,9 @@
 LATECOMER_DATA=... python benchmarks/odpflhn_privacy.py [RUN] [--epsilons 10,1,0.1] [--sizes 10,30,100,300] [--draws 5]
                                                         [any setting of `latecomer run odpflhn`]
 
-With the folder of a run that was trained with --pool mean and a --bound, the encoder and hypernetwork of its best round
-serve; else one is trained first. Only latecomers' requests are private, so one training serves every epsilon.
+With the folder of a run, the encoder and hypernetwork of its best round serve; else one is trained first. Only
+requests are private, so one training serves every epsilon; it must have had --pool mean and a --bound. First it is
+tried whether descriptors matter at all: with a client's own, with the mean of all, and with another client's.
 """
 
 from __future__ import annotations
@@ -69,6 +70,10 @@ def curves(path: Path, epsilons: list[float], sizes: list[int], draws: int) -> N
     """One row a size, one column an epsilon: mean accuracy of the latecomers, and its standard error over them."""
     folder = Folder.open(path)
     experiment = Experiment.read(folder.settings, path / "settings.toml")
+    exchanged(asked_with(experiment, folder, 0.0, 0))
+    if not experiment.own["bound"]:
+        print("This run has no --bound, so nothing it sends can be private.")
+        return
     print(f"{'examples':>9}" + "".join(f"{f'epsilon {epsilon:g}':>18}" for epsilon in epsilons) + f"{'no privacy':>18}")
     for size in sizes:
         cells = []
@@ -88,6 +93,25 @@ def asked_with(experiment: Experiment, folder: Folder, epsilon: float, size: int
         raise SystemExit(f"{folder.path} has no checkpoint.")
     restore(training, *found)
     return training
+
+
+def exchanged(training: Training) -> None:
+    """Accuracy of members and latecomers, mean over seeds, with the right descriptor and with wrong ones."""
+    method, engine = training.method, training.engine
+    assert isinstance(method, ODPFLHN)
+    for group in ("members", "latecomers"):
+        found: dict[str, list[float]] = {"own": [], "mean": [], "another's": []}
+        for run, (federation, best) in enumerate(zip(training.federations, training.best, strict=True)):
+            assert best is not None
+            ids, learned = torch.arange(len(federation)), best.state["learned"]
+            ids = ids[: federation.members] if group == "members" else ids[federation.members :]
+            v = Clients(engine, ids, -1, run, scratch=1).run(method.request, shared={"encoder": learned["encoder"]})
+            own = v.each["v"]
+            for kind, some in zip(found, (own, own.mean(0).expand_as(own), own.roll(1, 0)), strict=True):
+                params = method.hyper.generate(learned["hyper"], some)
+                counts = Clients(engine, ids, -1, run, scratch=1).run(method.score, each={"params": params}).each
+                found[kind].append(float(Scores(ids, counts).accuracy().nanmean()))
+        print(f"{group}, by descriptor: " + ", ".join(f"{kind} {fmean(each):.2f}" for kind, each in found.items()))
 
 
 def latecomers(training: Training, draws: int) -> tuple[float, float]:
