@@ -135,6 +135,13 @@ def test_constants_of_a_model_outlive_a_gradient() -> None:
         torch.testing.assert_close(a["head.weight"], b["head.weight"], atol=1e-5, rtol=1e-3)
 
 
+def test_rows_that_are_not_finite_are_found() -> None:
+    rows = torch.ones(6, 1000, device=CUDA)
+    rows[1, 7], rows[2, 0], rows[4, 999] = torch.nan, torch.inf, -torch.inf
+    found = tree.finite({"a": rows, "b": torch.full((6,), 3e38, device=CUDA)}, rows=True)
+    assert found.tolist() == [True, False, False, True, False, True]
+
+
 def test_out_of_memory_says_which_chunk_fits_and_auto_finds_it() -> None:
     federation = images(clients=40, each=200)
     method = methods.get("pfedhn")(task=make_task(federation, LeNet), clients=40, members=39, steps=1, batch=128)

@@ -130,7 +130,7 @@ class Collector:
     def take(self, each: Tree, weight: Tensor, heard: Tensor) -> None:
         each = tree.detach(each)
         heard = heard & tree.finite(each, rows=True).to(heard.device)  # nonsense is silence
-        each = tree.map(lambda leaf: torch.where(tree.align(heard, leaf), leaf, torch.zeros_like(leaf)), each)
+        each = tree.map(lambda leaf: torch.where(tree.align(heard, leaf), leaf, leaf.new_zeros(())), each)
         weight = weight * heard
         self.up_each = tree.nbytes(each) // max(len(heard), 1)
         self.heards.append(heard)

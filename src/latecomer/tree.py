@@ -121,12 +121,13 @@ def detach(tree: Tree) -> Tree:
 
 def finite(tree: Tree, rows: bool = False) -> Tensor:
     """Whether every number is finite: of the whole tree, or row by row."""
-    floats = [leaf for leaf in leaves(tree) if leaf.is_floating_point()]
+    floats = [leaf for leaf in leaves(tree) if leaf.is_floating_point() and leaf.numel()]
     if not floats:
         count = leaves(tree)[0].shape[:1] if rows and leaves(tree) else ()
         return torch.ones(count, dtype=torch.bool)
-    each = [leaf.isfinite()[..., None].flatten(1).all(1) if rows else leaf.isfinite().all() for leaf in floats]
-    return torch.stack(each).all(0)
+    zeros = [leaf * 0 for leaf in floats]  # NaN where not finite; a sum tells in fewer operations than isfinite().all()
+    sums = [zero[..., None].flatten(1).sum(1) if rows else zero.sum() for zero in zeros]
+    return torch.stack(sums).isfinite().all(0)
 
 
 def ravel(tree: Tree, like: Tree | None = None) -> Tensor:
