@@ -205,10 +205,6 @@ def unpool(x: Tensor, slope: Tensor, side: int) -> Tensor:
     return out
 
 
-def _reach(length: int, window: int, stride: int, padding: int) -> int:
-    return (length + 2 * padding - window) // stride + 1
-
-
 def _rows_apart(rows: Tensor) -> Tensor:
     """Rows may lie apart, as slices of a longer row do, but each must lie in one piece."""
     return rows if rows[0].is_contiguous() else rows.contiguous()

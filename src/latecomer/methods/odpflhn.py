@@ -107,14 +107,13 @@ class ODPFLHN(TrainsByPasses):
         learned: Tree = {"hyper": self.hyper.fresh(generator), "encoder": self.describer.fresh(generator)}
         if self.training == "two-phases":
             learned["embedding"] = torch.randn(self.members, self.describer.size, generator=generator)
-        known: Tree = {"round": torch.tensor(0), "ids": torch.arange(self.members)}
-        return known | {"learned": learned, "optimiser": self.optimiser.init(learned)}
+        return {"ids": torch.arange(self.members), "learned": learned, "optimiser": self.optimiser.init(learned)}
 
     def round(self, state: Tree, clients: Clients) -> Tree:
-        first = self.training == "two-phases" and int(state["round"]) < self.first_phase
+        first = self.training == "two-phases" and clients.round < self.first_phase
         learned, gradient = (self.embed if first else self.learn)(state, clients)
         learned, optimiser = self.optimiser.step(learned, gradient, state["optimiser"])
-        return state | {"round": state["round"] + 1, "learned": learned, "optimiser": optimiser}
+        return state | {"learned": learned, "optimiser": optimiser}
 
     def learn(self, state: Tree, clients: Clients) -> tuple[Tree, Tree]:
         """End to end; and the second of two phases, in which the encoder stays as it is."""
