@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
-from latecomer.engines import convolve
-from latecomer.engines.convolve import mapped, rerouted
+from latecomer.engines import reroute
+from latecomer.engines.reroute import mapped, rerouted
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(3, 4, 2, 9, 8, generator=GENERATOR, dtype=torch.float64)
@@ -74,13 +74,13 @@ def test_nested_maps() -> None:
 def calls(function: object, *inputs: Tensor, monkeypatch: pytest.MonkeyPatch) -> int:
     """How often a function's convolutions go through products."""
     seen: list[int] = []
-    plain = convolve.convolve
+    plain = reroute.convolve
 
     def counting(*args: object) -> Tensor:
         seen.append(1)
         return plain(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(convolve, "convolve", counting)
+    monkeypatch.setattr(reroute, "convolve", counting)
     rerouted(function)(*inputs)  # type: ignore[arg-type]
     return len(seen)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch.func import grad, vmap
 from latecomer import Federation, make_task, methods, tree
 from latecomer.clients import Clients
 from latecomer.engines import graphs
-from latecomer.engines.convolve import WIDEST, rerouted
+from latecomer.engines.reroute import WIDEST, rerouted
 from latecomer.engines.vector import Vector
 from latecomer.errors import MemoryShortage
 from latecomer.nets.models import MODELS, LeNet
@@ -90,6 +92,33 @@ def test_every_method_trains_with_graphs_as_without(name: str) -> None:
     assert first["bytes"] == second["bytes"]
     assert abs(first["seen"]["accuracy"] - second["seen"]["accuracy"]) < 15  # four test images a client
     assert all(bool(leaf.isfinite().all()) for leaf in tree.leaves(results[1][1]))
+
+
+STEADY = [name for name in sorted(methods.names()) if methods.get(name).steady]
+
+
+@pytest.mark.parametrize("name", [*STEADY, "odpflhn"])
+def test_whole_rounds_are_replayed_and_change_nothing(name: str) -> None:
+    federations = [images(), dataclasses.replace(images(), seed=1)]
+    kind = methods.get(name)
+    small = {key: value for key, value in {"steps": 2, "batch": 8}.items() if key in kind.__dataclass_fields__}
+    method = kind(task=make_task(federations[0], LeNet), clients=6, members=5, **small)
+    found = []
+    for whole in (True, False):
+        engine = Vector(method, federations, CUDA)
+        training = Training(method, federations, engine, Plan(rounds=7, cohort=3, evaluate_every=3))
+        training.steady = training.steady and whole
+        lines = []
+        for _ in training.go():
+            lines += training.drain()
+        captured = [key[0] for key in engine.graphs._graphs] if engine.graphs else []
+        assert ("a whole round" in captured) == whole
+        found.append((training.states, [line | {"seconds": 0} for line in lines]))
+    (replayed, told), (plain, expected) = found
+    assert told == expected, "the ledger too"
+    for ours, theirs in zip(replayed, plain, strict=True):
+        for path, leaf in tree.flatten(ours).items():
+            torch.testing.assert_close(leaf, tree.flatten(theirs)[path], atol=1e-5, rtol=1e-4, msg=path)
 
 
 @pytest.mark.parametrize("outputs", [5, 16, 40, WIDEST + 6], ids=["5", "16", "40", "too wide for kernels"])

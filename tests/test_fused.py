@@ -11,8 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
-from latecomer.engines import convolve, fused
-from latecomer.engines.convolve import mapped, rerouted
+from latecomer import blocks
+from latecomer.engines import fused, reroute
+from latecomer.engines.fused import rows
+from latecomer.engines.reroute import mapped, rerouted
+from latecomer.learn import SGD
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(3, 4, 2, 9, 8, generator=GENERATOR, dtype=torch.float64)
@@ -25,29 +28,72 @@ def each(function: Any, *arrays: Tensor | None) -> Tensor:
     return torch.stack([function(*(None if a is None else a[k] for a in arrays)) for k in range(len(arrays[0]))])  # type: ignore[arg-type]
 
 
-PLAIN = SimpleNamespace(
-    forward=lambda x, weight, bias, stride: each(lambda x, w, b: F.conv2d(x, w, b, stride), x, weight, bias),
-    by_weight=lambda x, slope, shape, stride: each(
-        lambda x, s: torch.nn.grad.conv2d_weight(x, (s.shape[1], x.shape[1], *shape), s, stride), x, slope
-    ),
-    by_x=lambda slope, weight, shape, stride: each(
-        lambda s, w: torch.nn.grad.conv2d_input((len(s), w.shape[1], *shape), w, s, stride), slope, weight
-    ),
-    pool=lambda x, side: F.max_pool2d(x.flatten(0, -4), side).unflatten(0, x.shape[:-3]),
-    unpool=lambda x, slope, side: unpool(x.flatten(0, -4), slope.flatten(0, -4), side).view_as(x),
-)
+def stage(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any) -> tuple[Tensor, Tensor]:
+    full = each(lambda x, w, b: F.conv2d(x, w, b, stride, padding), x, weight, bias)
+    high, wide = (side // 2 for side in full.shape[-2:])
+    four = full[..., : 2 * high, : 2 * wide].unflatten(-2, (high, 2)).unflatten(-1, (wide, 2)).transpose(-3, -2)
+    best, code = four.flatten(-2).max(-1)
+    return best.relu(), torch.where(best > 0, code, 4).to(torch.int8)
+
+
+def spread(slope: Tensor, code: Tensor | None, shape: Any) -> Tensor:
+    """Slopes of what was kept, at the places they belong to."""
+    if code is None:
+        return slope
+    four = slope[..., None] * (code[..., None] == torch.arange(4))
+    squares = four.unflatten(-1, (2, 2)).transpose(-3, -2).flatten(-4, -3).flatten(-2)
+    return F.pad(squares, (0, shape[1] - squares.shape[-1], 0, shape[0] - squares.shape[-2]))
+
+
+def back(
+    slope: Tensor, code: Tensor | None, x: Tensor, weight: Tensor, stride: Any, padding: Any, needs_x: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    images, filters = x.shape[1:], weight.shape[1:]
+    sides = each(lambda x, w: F.conv2d(x, w, None, stride, padding), x[:1], weight[:1]).shape[-2:]
+    slope = spread(slope, code, sides)
+    by_x = each(lambda s, w: torch.nn.grad.conv2d_input(images, w, s, stride, padding), slope, weight)
+    by_weight = each(lambda x, s: torch.nn.grad.conv2d_weight(x, filters, s, stride, padding), x, slope)
+    return by_x if needs_x else x.new_empty(len(x), 0), by_weight, slope.sum((1, 3, 4))
 
 
 def unpool(x: Tensor, slope: Tensor, side: int) -> Tensor:
-    _, which = F.max_pool2d(x, side, return_indices=True)
-    return F.max_unpool2d(slope, which, side, output_size=x.shape[-2:])
+    _, which = F.max_pool2d(x.flatten(0, -4), side, return_indices=True)
+    return F.max_unpool2d(slope.flatten(0, -4), which, side, output_size=x.shape[-2:]).view_as(x)
+
+
+def gated(slope: Tensor, gate: Tensor | None) -> Tensor:
+    return slope if gate is None else slope * (gate > 0)
+
+
+def cross_entropy_slope(logits: Tensor, y: Tensor, weight: Tensor, above: Tensor) -> Tensor:
+    slopes: Tensor = vmap(grad(blocks.cross_entropy.__wrapped__))(logits, y, weight)
+    return slopes * above[:, None, None]
+
+
+PLAIN = SimpleNamespace(
+    forward=lambda x, weight, bias, *how: each(lambda x, w, b: F.conv2d(x, w, b, *how), x, weight, bias),
+    stage=stage,
+    back=back,
+    pool=lambda x, side: F.max_pool2d(x.flatten(0, -4), side).unflatten(0, x.shape[:-3]),
+    unpool=unpool,
+    dense=lambda x, weight, bias, relu: (
+        (x @ weight.mT + bias[:, None]).relu() if relu else x @ weight.mT + bias[:, None]
+    ),
+    dense_by_x=lambda slope, gate, weight: gated(slope, gate) @ weight,
+    dense_by_weight=lambda x, slope, gate: (gated(slope, gate).mT @ x, gated(slope, gate).sum(1)),
+    cross_entropy=lambda logits, y, weight: each(blocks.cross_entropy.__wrapped__, logits, y, weight),
+    cross_entropy_slope=cross_entropy_slope,
+    move=lambda *inputs: vmap(lambda *rows: blocks.move.__wrapped__(*rows, *inputs[4:]))(*inputs[:4]),
+    take=lambda *inputs: blocks.take.__wrapped__(*inputs),
+)
 
 
 @pytest.fixture(autouse=True)
 def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "kernels", lambda: PLAIN)
-    monkeypatch.setattr(convolve, "has_kernels", mapped)
-    monkeypatch.setattr(convolve, "convolve", lambda *_: pytest.fail("the kernels were passed by"))
+    monkeypatch.setattr(rows, "kernels", lambda: PLAIN)
+    monkeypatch.setattr(reroute, "has_kernels", mapped)
+    monkeypatch.setattr(reroute, "_on_gpu", mapped)
+    monkeypatch.setattr(reroute, "convolve", lambda *_: pytest.fail("the kernels were passed by"))
 
 
 def energy(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any) -> Tensor:
@@ -99,3 +145,82 @@ def test_largest_pixels_that_tie() -> None:
     x = torch.tensor([[[[1.0, 1, 0], [1, 1, 0], [0, 0, 0]]]])[None].expand(2, -1, -1, -1, -1)
     slope = rerouted(vmap(grad(lambda x: F.max_pool2d(x, 2).sum())))(x)
     assert slope[0, 0, 0].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0]], "the first of them, as PyTorch does"
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the blocks whose place a kernel takes."""
+    names: list[str] = []
+
+    def noted(name: str) -> Any:
+        original = getattr(fused, name)
+        return lambda *inputs, **more: (names.append(name), original(*inputs, **more))[1]
+
+    for name in ("stage", "dense", "cross_entropy", "move", "take"):
+        monkeypatch.setattr(reroute.fused, name, noted(name))
+    return names
+
+
+HIDDEN = torch.randn(3, 6, 5 * 3 * 3, generator=GENERATOR, dtype=torch.float64)
+LAST = torch.randn(3, 4, 6, generator=GENERATOR, dtype=torch.float64)
+Y = torch.tensor([[0, 3, -1, 2], [1, 1, 1, 0], [-1, -1, -1, -1]])
+
+
+def classify(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, hidden: Tensor, last: Tensor) -> Tensor:
+    """A small network of all layers that have kernels, and its loss."""
+    kept = blocks.stage(x, weight, bias, (1, 1), (0, 0))
+    seen = blocks.dense(kept.flatten(1), hidden, hidden[:, 0])
+    loss: Tensor = blocks.cross_entropy(F.linear(seen, last, last[:, 0]), y, (y >= 0).to(x.dtype))
+    return loss
+
+
+def test_blocks_of_a_network(used: list[str]) -> None:
+    x = torch.cat([X, X[..., :1]], -1)[..., :8, :]  # [3, 4, 2, 8, 9]: an odd side, whose last column is not pooled
+    inputs = (x, Y, WEIGHT, BIAS, HIDDEN[..., : 5 * 9], LAST)
+    slopes = vmap(grad(classify, argnums=(0, 2, 3, 4, 5)))
+    for expected, found in zip(slopes(*inputs), rerouted(slopes)(*inputs), strict=True):
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(rerouted(vmap(classify))(*inputs), vmap(classify)(*inputs))
+    assert used[:4] == ["stage", "dense", "dense", "cross_entropy"]
+
+
+def test_gradients_of_gradients_of_blocks() -> None:
+    def steepness(x: Tensor, *rest: Tensor) -> Tensor:
+        slopes = grad(classify, argnums=(0, 2, 3, 4, 5))(x, *rest)
+        return torch.stack([slope.sin().sum() for slope in slopes]).sum()
+
+    inputs = (X[..., :8, :8], Y, WEIGHT, BIAS, HIDDEN, LAST)
+    second = vmap(grad(steepness, argnums=(0, 2, 3, 4, 5)))
+    for expected, found in zip(second(*inputs), rerouted(second)(*inputs), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("optimiser", [SGD(0.1), SGD(0.1, 0.9, 0.01, 0.5)], ids=["plain", "all"])
+def test_steps(optimiser: SGD, used: list[str]) -> None:
+    arrays = torch.randn(3, 3, 7, generator=GENERATOR).unbind()
+    step = vmap(optimiser.move)
+    moving = torch.tensor([True, False, True])
+    for expected, found in zip(step(*arrays, moving), rerouted(step)(*arrays, moving), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert used == ["move"]
+
+
+def test_a_step_that_is_differentiated_is_plain(used: list[str]) -> None:
+    weights, direction, velocity = torch.randn(3, 3, 7, generator=GENERATOR).unbind()
+
+    def far(weights: Tensor, direction: Tensor, velocity: Tensor, moving: Tensor) -> Tensor:
+        return SGD(0.1, 0.9, 0.01, 0.5).move(weights, direction, velocity, moving)[0].square().sum()
+
+    inputs = (weights, direction, velocity, torch.ones(3, dtype=torch.bool))
+    slope = vmap(grad(far, argnums=1))
+    torch.testing.assert_close(rerouted(slope)(*inputs), slope(*inputs))
+    assert not used
+
+
+def test_examples_are_taken_without_a_copy_for_every_client(used: list[str]) -> None:
+    x = torch.randint(0, 256, (20, 3, 4, 5), generator=GENERATOR, dtype=torch.uint8)
+    which = torch.randint(0, 20, (2, 3, 6), generator=GENERATOR)
+    scale, shift = torch.rand(2, 3, 1, 1, generator=GENERATOR).unbind()
+    both = vmap(vmap(lambda which: blocks.take(x, which, scale, shift)))
+    torch.testing.assert_close(rerouted(both)(which), both(which))
+    assert used == ["take"]

@@ -13,12 +13,13 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from . import train, tree
-    from .clients import Clients, Replies, Sending
+    from .clients import Clients, Sending
     from .data import Federation, federate
     from .engines import make as make_engine
     from .errors import LatecomerError
     from .experiment import Experiment, make_task
     from .method import Method, made
+    from .replies import Replies
     from .settings import setting
     from .task import Batch, Home, Task
     from .tree import Tree
@@ -31,7 +32,7 @@ _WHERE = {
     "Home": "task",
     "LatecomerError": "errors",
     "Method": "method",
-    "Replies": "clients",
+    "Replies": "replies",
     "Sending": "clients",
     "Task": "task",
     "Tree": "tree",

@@ -10,18 +10,18 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from . import tree
 from .errors import ProtocolError
+from .replies import By, Collector, Replies
 from .stopwatch import Stopwatch
 from .tree import Tree
 
 Step = Callable[..., Tree]
-By = Literal["clients", "labelled", "examples"]  # a mean over all clients, those with labels, or labelled examples
 
 
 @dataclass(frozen=True)
@@ -34,29 +34,11 @@ class Sending:
     to: Tensor | None = None  # [cohort] bool, on the CPU: who gets it, a row of `each` for everyone; None: everybody
 
 
-@dataclass(frozen=True)
-class Replies:
-    """What came back: rows in the order of the cohort, zero where a client was silent."""
+class Cohort(NamedTuple):
+    """Who takes part in a round, on the device of an engine that wants to know before the round begins."""
 
-    each: Tree
-    heard: Tensor  # [cohort] bool: who answered
-    weight: Tensor  # [cohort]: labelled examples; zero where silent
-
-    @property
-    def labelled(self) -> Tensor:
-        """How many of those that answered have labels, but at least one: it divides a sum into a mean over them."""
-        return (self.weight > 0).sum().clamp(min=1)
-
-    def share(self, by: By = "clients") -> Tensor:
-        """What each client counts for in a mean; zero where silent, and the rest add up to one."""
-        count = _count(self.heard, self.weight, by)
-        return count / count.sum().clamp(min=1)
-
-    def mean(self, by: By = "clients") -> Tree:
-        return _weighted(self.share(by), self.each)
-
-    def sum(self) -> Tree:
-        return tree.map(lambda leaf: leaf.sum(0), self.each)
+    ids: Tensor  # [cohort]
+    slips: Tensor  # [cohort, ...]: what the engine needs to know about each client
 
 
 @dataclass
@@ -72,6 +54,7 @@ class Ask:
     recalled: Tree  # what every client was sent earlier this round; it does not travel again
     scratch: int | None  # None in training; else the number of an evaluation, whose memories are not kept
     collector: Collector
+    cohort: Cohort | None = None  # the same clients as `ids`, where the engine has prepared them
 
     def take(self, rows: slice, each: Tree, weight: Tensor, heard: Tensor) -> None:
         """Answers of these rows of the cohort; parts come in order."""
@@ -91,6 +74,19 @@ class Engine(Protocol):
     def remember(self, run: int, kept: Tree) -> None:
         """The way back."""
 
+    def whole(self, clients: int) -> Whole | None:
+        """A faster way through whole rounds of so many clients, if the engine has one."""
+
+
+class Whole(Protocol):
+    """Calls a function that does whole rounds, by replay if it can. The function must not depend on the host."""
+
+    def prepare(self, run: int, ids: Tensor, number: int) -> Cohort: ...
+    def __call__(self, rounds: Callable[..., Any], inputs: tuple[Any, ...]) -> Any: ...
+
+
+Told = tuple[str, Tensor, Tensor, int, int]
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -102,7 +98,12 @@ class Exchange:
     answered: Tensor
     down_each: int  # bytes to one client
     up_each: int  # bytes from one client
-    seconds: Callable[[], float]
+    seconds: Callable[[], float] | None  # None: a round replayed as a whole has one time, which its last exchange tells
+
+    @property
+    def told(self) -> Told:
+        """What it came to."""
+        return self.step, self.asked, self.answered, self.down_each, self.up_each
 
     def line(self) -> dict[str, Any]:
         asked, answered = int(self.asked), int(self.answered)
@@ -113,40 +114,8 @@ class Exchange:
             "answered": answered,
             "down": asked * self.down_each,
             "up": answered * self.up_each,
-            "seconds": round(self.seconds(), 6),
+            "seconds": None if self.seconds is None else round(self.seconds(), 6),
         }
-
-
-class Collector:
-    """Gathers an exchange's answers part by part; with `fold` it keeps only their weighted sum."""
-
-    def __init__(self, fold: By | None) -> None:
-        self.fold = fold
-        self.parts: list[Tree] = []
-        self.weights: list[Tensor] = []
-        self.heards: list[Tensor] = []
-        self.up_each = 0
-
-    def take(self, each: Tree, weight: Tensor, heard: Tensor) -> None:
-        each = tree.detach(each)
-        heard = heard & tree.finite(each, rows=True).to(heard.device)  # nonsense is silence
-        each = tree.map(lambda leaf: torch.where(tree.align(heard, leaf), leaf, leaf.new_zeros(())), each)
-        weight = weight * heard
-        self.up_each = tree.nbytes(each) // max(len(heard), 1)
-        self.heards.append(heard)
-        self.weights.append(weight)
-        if self.fold is None:
-            self.parts.append(each)
-            return
-        total = _weighted(_count(heard, weight, self.fold), each)
-        self.parts = [tree.add(self.parts[0], total)] if self.parts else [total]
-
-    def replies(self) -> Replies:
-        return Replies(tree.concatenate(self.parts), torch.cat(self.heards), torch.cat(self.weights))
-
-    def mean(self) -> Tree:
-        total = _count(torch.cat(self.heards), torch.cat(self.weights), self.fold or "clients").sum().clamp(min=1)
-        return tree.map(lambda leaf: leaf / total.to(leaf.dtype), self.parts[0])
 
 
 @dataclass
@@ -162,6 +131,7 @@ class Clients:
     ledger: list[Exchange] = field(default_factory=list)
     silent: Tensor | None = None  # silent once, silent for the rest of the round
     held: Tree = field(default_factory=dict)  # what every client was sent earlier this round
+    cohort: Cohort | None = None  # the same clients as `ids`, where the engine has prepared them
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -169,7 +139,7 @@ class Clients:
     @property
     def index(self) -> Tensor:
         """The ids on the server's device, to look clients up in a table."""
-        return tree.upload(self.ids, self.engine.device)
+        return tree.upload(self.ids, self.engine.device) if self.cohort is None else self.cohort.ids
 
     def run(
         self, step: Step, *, shared: Tree | None = None, each: Tree | None = None, recall: Sequence[str] = ()
@@ -210,11 +180,11 @@ class Clients:
     def only(self, which: Tensor) -> Clients:
         """The clients of this cohort for which the mask (on the CPU) holds; they hold what all were sent."""
         silent = None if self.silent is None else self.silent[which.to(self.silent.device)]
-        return replace(self, ids=self.ids[which], silent=silent)
+        return replace(self, ids=self.ids[which], silent=silent, cohort=None)
 
     def turns(self, count: int) -> list[Clients]:
         """The same cohort for `count` rounds of its own, each with batches of its own (for fitting a latecomer)."""
-        return [replace(self, round=self.round - 1 - k, held={}) for k in range(count)]
+        return [replace(self, round=self.round - 1 - k, held={}, cohort=None) for k in range(count)]
 
     def _exchange(self, step: Step, sending: Sending, fold: By | None) -> Collector:
         name = step.__name__
@@ -228,14 +198,14 @@ class Clients:
         collector = Collector(fold)
         recalled = {key: self.held[key] for key in sending.recall}
         watch = Stopwatch(self.engine.device)
-        self.engine.exchange(
-            name, [Ask(self.run_index, self.round, self.ids, silent, shared, each, recalled, self.scratch, collector)]
+        ask = Ask(
+            self.run_index, self.round, self.ids, silent, shared, each, recalled, self.scratch, collector, self.cohort
         )
+        self.engine.exchange(name, [ask])
         heard = torch.cat(collector.heards)
         down = tree.nbytes(shared) + tree.nbytes(each) // max(len(self.ids), 1)
-        self.ledger.append(
-            Exchange(self.round, name, (~silent).sum(), heard.sum(), down, collector.up_each, watch.stop())
-        )
+        told = name, (~silent).sum(), heard.sum(), down, collector.up_each
+        self.ledger.append(Exchange(self.round, *told, seconds=watch.stop()))
         self.silent = ~heard
         self.held = self.held | shared
         return collector
@@ -272,22 +242,6 @@ def _signature(function: Any) -> tuple[frozenset[str], frozenset[str] | None]:
 def wire_names(step: Step) -> tuple[frozenset[str], frozenset[str] | None]:
     """The names a step needs, and those it takes (None: any): its keyword parameters are the wire names."""
     return _signature(getattr(step, "__func__", step))
-
-
-def _count(heard: Tensor, weight: Tensor, by: By) -> Tensor:
-    """What each client counts for; zero where silent."""
-    return weight if by == "examples" else heard.float() if by == "clients" else (weight > 0).float()
-
-
-def _weighted(weight: Tensor, rows: Tree) -> Tree:
-    """The sum of all rows, each times its weight; counts become fractions."""
-
-    def total(leaf: Tensor) -> Tensor:
-        leaf = leaf if leaf.is_floating_point() else leaf.float()
-        summed: Tensor = torch.tensordot(weight.to(leaf.dtype), leaf, dims=1)
-        return summed
-
-    return tree.map(total, rows)
 
 
 def _list(names: Any) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean, stdev
 
 import torch
 from torch import Tensor
@@ -43,6 +45,15 @@ class Scores:
             "pooled": 100 * right / total,
             "bottom_decile": float(each.quantile(0.1)),
         }
+
+
+def over_seeds(scores: Sequence[Scores]) -> dict[str, float]:
+    """Means over seeds, and the standard deviation of the accuracy."""
+    each = [score.summary() for score in scores]
+    mean = {key: round(fmean(summary[key] for summary in each), 3) for key in each[0]}
+    known = len(each) > 1 and not math.isnan(mean["accuracy"])
+    spread = stdev(summary["accuracy"] for summary in each) if known else 0.0
+    return {"accuracy": mean["accuracy"], "std": round(spread, 3), **mean}
 
 
 def evaluate(

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from . import tree
-from .clients import Clients, Replies
+from .clients import Clients
 from .errors import DataError
+from .replies import Replies
 from .settings import SIZES
 from .tree import Tree
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp
 
-from . import tree
+from . import blocks, tree
 from .task import Batch, Batches
 from .tree import Tree
 
@@ -52,14 +52,10 @@ class SGD:
 
     def move(self, weights: Tensor, direction: Tensor, velocity: Tensor, moving: Tensor) -> tuple[Tensor, Tensor]:
         """One step along a gradient, from weights and velocity to the next; nothing moves unless `moving`."""
-        if self.clip:
-            direction = direction * clip_factor(direction, self.clip)
-        if self.weight_decay:
-            direction = torch.add(direction, weights, alpha=self.weight_decay)  # one pass over the weights, not two
-        if self.momentum:
-            direction = torch.add(direction, velocity, alpha=self.momentum)
-            velocity = torch.where(moving, direction, velocity)
-        return torch.where(moving, torch.sub(weights, direction, alpha=self.lr), weights), velocity
+        after: tuple[Tensor, Tensor] = blocks.move(
+            weights, direction, velocity, moving, self.lr, self.momentum, self.weight_decay, self.clip
+        )
+        return after
 
 
 def slope_of(loss: Loss, like: Tree) -> Callable[[Tensor, Batch], Tensor]:
@@ -124,14 +120,6 @@ def proximal(loss: Loss, anchor: Tree, strength: float | Tensor) -> Loss:
         return loss(params, batch) + strength / 2 * torch.stack(tree.leaves(gaps)).sum()
 
     return total
-
-
-def clip_factor(vector: Tensor, limit: float) -> Tensor:
-    """What to multiply a gradient with so that its norm does not exceed the limit."""
-    norm: Tensor = torch.linalg.vector_norm(
-        vector, keepdim=True
-    )  # one number, but not a scalar: those cost more under vmap
-    return ((norm + 1e-6).reciprocal() * limit).clamp(max=1.0)
 
 
 def pullback(function: Callable[..., Any], *inputs: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:

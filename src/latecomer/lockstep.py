@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from .clients import Ask, Engine
+from .clients import Ask, Engine, Whole
 from .tree import Tree
 
 T = TypeVar("T")
@@ -33,6 +33,7 @@ class _Worker:
         self.error: BaseException | None = None
         self.work: Callable[[Engine], object] | None = None
         self.abandoned = False
+        self.stream: torch.cuda.Stream | None = None
         self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
         threading.Thread(target=self._live, daemon=True).start()
 
@@ -43,7 +44,8 @@ class _Worker:
             if self.work is None:
                 return
             try:
-                self.result = self.work(self)
+                with torch.cuda.stream(self.stream):  # the caller's; a thread of its own would have one of its own
+                    self.result = self.work(self)
             except BaseException as error:  # handed over to the caller's thread, which raises it
                 self.error = error
             self._paused.release()
@@ -61,8 +63,12 @@ class _Worker:
     def remember(self, run: int, kept: Tree) -> None:
         self.engine.remember(run, kept)
 
+    def whole(self, clients: int) -> Whole | None:
+        return self.engine.whole(clients)
+
     def begin(self, work: Callable[[Engine], object] | None) -> None:
         self.work, self.error, self.result, self.abandoned = work, None, None, False
+        self.stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
         if work is None:
             self._go.release()  # the thread ends
         else:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from . import learn, tree
-from .clients import By, Clients, Engine, Sending
+from .clients import Clients, Engine, Sending
 from .nets.net import Net
 from .nets.subspace import Kind, Subspace
+from .replies import By
 from .settings import check_ranges, setting
 from .task import Batches, Home, Task
 from .tree import Tree
@@ -45,6 +46,9 @@ class Method(ABC):
     """Whether a latecomer needs labelled examples to get a model."""
     serves_sizes: ClassVar[bool] = False
     """Whether clients can have models of different sizes, each as its budget allows."""
+
+    steady: ClassVar[bool] = False
+    """Whether `round` does the same every round and decides nothing on the host, so that it can be replayed."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from . import tree
-from .learn import clip_factor
+from .blocks import clip_factor
 from .tree import Tree
 
 

@@ -19,12 +19,16 @@ class Stopwatch:
     def _now(self) -> Any:
         if self.device.type != "cuda":
             return time.perf_counter()
+        if torch.cuda.is_current_stream_capturing():
+            return None  # part of a graph takes no time of its own
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def stop(self) -> Callable[[], float]:
+    def stop(self) -> Callable[[], float] | None:
         began, ended = self.began, self._now()
+        if began is None or ended is None:
+            return None
         if self.device.type != "cuda":
             return lambda: float(ended - began)
 

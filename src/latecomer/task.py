@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import tree
+from .blocks import cross_entropy
 from .errors import ModelError
 from .nets.net import Net
 from .tree import Tree
@@ -144,9 +145,8 @@ class Task:
 
     def loss(self, params: Tree, batch: Batch) -> Tensor:
         """Mean cross-entropy over labelled examples; padding and missing labels weigh nothing."""
-        scores = torch.log_softmax(self.logits(params, batch.x), -1)
-        each = -scores.gather(-1, batch.y.clamp(min=0)[..., None]).squeeze(-1)
-        return (each * batch.weight).sum() / batch.weight.sum().clamp(min=1)
+        value: Tensor = cross_entropy(self.logits(params, batch.x), batch.y, batch.weight)
+        return value
 
     def entropy(self, params: Tree, batch: Batch) -> Tensor:
         """Mean entropy of the predictions, which needs no labels; padding weighs nothing."""

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean, stdev
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from . import tree
-from .clients import Clients, Engine, Exchange
+from .clients import Clients, Cohort, Engine, Exchange, Told, Whole
 from .data.federation import Federation
 from .data.shuffle import purpose, sample
 from .errors import DataError, SettingError
-from .evaluate import Scores, evaluate
+from .evaluate import Scores, evaluate, over_seeds
 from .faults import silence
 from .lockstep import Lockstep
 from .method import Method
+from .stopwatch import Stopwatch
 from .tree import Tree
 
 
@@ -61,6 +60,7 @@ class Training:
         self.method, self.federations, self.engine, self.plan = method, federations, engine, plan
         self.groups = [] if plan.cohort_labelled is None else [by_labels(federation) for federation in federations]
         self.lockstep = Lockstep(engine)
+        self.steady = method.steady and not plan.silence  # nothing in a round is decided on the host
         self.round = 0
         self.evaluations = 0
         self.seconds = 0.0
@@ -99,20 +99,41 @@ class Training:
 
     def advance(self) -> None:
         """One round of every run."""
-        self.states = self.lockstep([partial(self._round, run) for run in range(len(self.states))])
+        whole = self.engine.whole(self.plan.cohort * len(self.states)) if self.steady else None
+        if whole is None:
+            works = [partial(self._round, run, self.states[run], self.ledgers[run]) for run in range(len(self.states))]
+            self.states = self.lockstep(works)
+        else:
+            self._replay(whole)
         self.round += 1
 
-    def _round(self, run: int, engine: Engine) -> Tree:
-        seed = self.federations[run].seed
-        clients = Clients(
-            engine,
-            self.cohort(run, self.round),
-            self.round,
-            run_index=run,
-            faults=silence(self.plan.silence, seed),
-            ledger=self.ledgers[run],
+    def _round(
+        self, run: int, state: Tree, ledger: list[Exchange], engine: Engine, cohort: Cohort | None = None
+    ) -> Tree:
+        faults = silence(self.plan.silence, self.federations[run].seed)
+        ids = self.cohort(run, self.round)
+        return self.method.round(
+            state, Clients(engine, ids, self.round, run, faults=faults, ledger=ledger, cohort=cohort)
         )
-        return self.method.round(self.states[run], clients)
+
+    def _replay(self, whole: Whole) -> None:
+        """The round of all runs as one function of their states and cohorts, which an engine can replay."""
+
+        def rounds(states: list[Tree], cohorts: list[Cohort]) -> tuple[list[Tree], list[list[Told]]]:
+            ledgers: list[list[Exchange]] = [[] for _ in states]
+            works = [
+                partial(self._round, run, states[run], ledgers[run], cohort=cohorts[run]) for run in range(len(states))
+            ]
+            return self.lockstep(works), [[exchange.told for exchange in ledger] for ledger in ledgers]
+
+        watch = Stopwatch(self.engine.device)
+        cohorts = [whole.prepare(run, self.cohort(run, self.round), self.round) for run in range(len(self.states))]
+        told: list[list[Told]]
+        self.states, told = whole(rounds, (self.states, cohorts))
+        seconds = watch.stop()
+        for ledger, lines in zip(self.ledgers, told, strict=True):
+            for place, line in enumerate(lines):
+                ledger.append(Exchange(self.round, *line, seconds=seconds if place == len(lines) - 1 else None))
 
     def cohort(self, run: int, number: int) -> Tensor:
         """Who takes part in a round; sorted, so that neighbours in the data stay neighbours."""
@@ -245,15 +266,6 @@ def check_model(model: Tree, own: Tree, origin: str) -> None:
                 f"{origin} has a model whose {name!r} is {tuple(given[name].shape)}, not {tuple(weight.shape)}; "
                 "use the --model and --data it was trained with."
             )
-
-
-def over_seeds(scores: Sequence[Scores]) -> dict[str, float]:
-    """Means over seeds, and the standard deviation of the accuracy."""
-    each = [score.summary() for score in scores]
-    mean = {key: round(fmean(summary[key] for summary in each), 3) for key in each[0]}
-    known = len(each) > 1 and not math.isnan(mean["accuracy"])
-    spread = stdev(summary["accuracy"] for summary in each) if known else 0.0
-    return {"accuracy": mean["accuracy"], "std": round(spread, 3), **mean}
 
 
 def run(

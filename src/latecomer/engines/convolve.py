@@ -1,80 +1,16 @@
-"""Convolutions of many small networks: by kernels of our own, or as batched matrix products.
+"""Convolutions of many small networks as batched matrix products, for where the kernels are not (reroute.py chooses).
 
-Under `vmap`, PyTorch turns a convolution whose weights differ from client to client into a grouped one, and cuDNN's
-backward pass for those runs group by group. Where Triton is there, kernels take their place (fused.py), and those of
-PyTorch's max pooling. Elsewhere the windows of every image are laid out once and multiplied in one batched product per
-pass, per image, so that the weights' gradient is spread over the whole GPU.
+The windows of every image are laid out once and multiplied in one batched product per pass, per image, so that the
+weights' gradient is spread over the whole GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C import _functorch
-from torch.overrides import TorchFunctionMode
-
-from . import fused
-
-T = TypeVar("T")
-WIDEST = 64  # channels that the kernels are made for
-LARGEST_BATCH = 128  # laying out windows takes memory, and larger batches keep a grouped convolution busy anyway
-
-
-def rerouted(function: Callable[..., T]) -> Callable[..., T]:
-    """The function, with its mapped convolutions and poolings computed our way."""
-
-    def wrapped(*args: Any) -> T:
-        with Reroute():
-            return function(*args)
-
-    return wrapped
-
-
-class Reroute(TorchFunctionMode):
-    """While active, 2-d convolutions whose weights are mapped over go to `convolve`; others are left alone.
-
-    So does max pooling over squares, where there are kernels for it. Linear layers are written in fewer operations.
-    """
-
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        kinds: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if function is torch.conv2d and not kwargs and mapped(args[1]):
-            x, weight, bias, stride, padding, dilation, groups = _seven(args)
-            if x.ndim == 4 and dilation == (1, 1) and groups == 1 and not isinstance(padding, str):
-                if has_kernels(x) and max(weight.shape[:2]) <= WIDEST:
-                    return fused.convolve(x, weight, bias, stride, padding)
-                if len(x) <= LARGEST_BATCH:
-                    return convolve(x, weight, bias, stride, padding)
-        if function is F.linear and len(args) == 3 and args[2] is not None and mapped(args[1]):
-            return args[0] @ args[1].t() + args[2]  # one operation less than PyTorch makes of it under vmap
-        if function is F.max_pool2d and has_kernels(args[0]) and (side := _square(args, kwargs)):
-            return fused.pool(args[0], side)
-        return function(*args, **kwargs)
-
-
-def has_kernels(x: Tensor) -> bool:
-    """Whether kernels can take this array, which is mapped over: float32 on a GPU, and Triton is there."""
-    return x.is_cuda and x.dtype == torch.float32 and mapped(x) and fused.kernels() is not None
-
-
-def _square(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """The side of the squares that a max pooling looks at, if they do not overlap and nothing else is asked; else 0."""
-    names = ("x", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    side = _pair(given["kernel_size"])
-    plain = _pair(given.get("padding", 0)) == (0, 0) and _pair(given.get("dilation", 1)) == (1, 1)
-    odd = given.get("ceil_mode") or given.get("return_indices") or side[0] != side[1]
-    return side[0] if plain and not odd and _pair(given.get("stride") or side) == side else 0
 
 
 def convolve(
@@ -139,22 +75,3 @@ class _Fold(torch.autograd.Function):
         merged = spread.movedim(in_dims[0], 0)
         folded: Tensor = _Fold.apply(merged.flatten(0, 1), shape, stride)  # type: ignore[no-untyped-call]
         return folded.unflatten(0, merged.shape[:2]), 0
-
-
-def mapped(tensor: Tensor) -> bool:
-    """Whether a tensor has a hidden dimension of `vmap`."""
-    while _functorch.is_gradtrackingtensor(tensor):
-        tensor = _functorch.get_unwrapped(tensor)
-    return bool(_functorch.is_batchedtensor(tensor))
-
-
-def _seven(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """All arguments of a convolution, those left out too: x, weight, bias, stride, padding, dilation, groups."""
-    x, weight, bias, stride, padding, dilation, groups = args + (None, None, None, 1, 0, 1, 1)[len(args) :]
-    return x, weight, bias, _pair(stride), _pair(padding), _pair(dilation), groups
-
-
-def _pair(value: Any) -> Any:
-    if isinstance(value, str):
-        return value
-    return (value, value) if isinstance(value, int) else tuple(value)

@@ -1,4 +1,4 @@
-"""Whole exchanges as CUDA graphs: captured when the same shapes come for the third time, then replayed."""
+"""Exchanges and whole rounds as CUDA graphs: captured when the same shapes come for the third time, then replayed."""
 
 from __future__ import annotations
 
@@ -22,18 +22,24 @@ KEPT = 24  # graphs; the least recently used goes first
 class _Captured:
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
-    outputs: list[Tensor]
+    outputs: list[Any]
     shape: Any
 
 
 class Graphs:
-    """Calls a function of trees of tensors, by replay where it can. The function must be pure."""
+    """Calls a function of trees of tensors, by replay where it can. The function must be pure.
+
+    What it returns besides tensors is what it returned when it was captured. Called within another, it is part of that
+    one's graph.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[Any, int] = {}
         self._graphs: OrderedDict[Any, _Captured] = OrderedDict()
 
     def __call__(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            return function(*inputs)
         leaves, shape = tree_flatten(inputs)
         key = (name, str(shape), tuple((leaf.shape, leaf.dtype) for leaf in leaves))
         if key not in self._graphs:
@@ -47,7 +53,8 @@ class Graphs:
         captured = self._graphs[key]
         torch._foreach_copy_(captured.inputs, leaves)
         captured.graph.replay()
-        return tree_unflatten([output.clone() for output in captured.outputs], captured.shape)
+        copies = [output.clone() if isinstance(output, Tensor) else output for output in captured.outputs]
+        return tree_unflatten(copies, captured.shape)
 
     def _capture(self, function: Callable[..., Any], leaves: list[Tensor], shape: Any) -> _Captured:
         inputs = [leaf.clone() for leaf in leaves]
@@ -55,7 +62,9 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # a step may only tell what a client remembers
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(
+                graph, capture_error_mode="thread_local"
+            ):  # runs in lockstep have threads of their own
                 outputs, form = tree_flatten(function(*tree_unflatten(inputs, shape)))
         return _Captured(graph, inputs, outputs, form)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ..blocks import take
 from ..data.federation import SPLITS, Federation
 from ..data.rotate import turns
 from ..data.shuffle import lot, mix, normal, purpose, shuffled
@@ -40,11 +41,13 @@ class Homes:
         x = examples.x.to(device)
         self.x = x if self.channels_last or not self.images else x.permute(0, 3, 1, 2).contiguous()
         if self.images:
-            mean, std = torch.tensor(examples.mean or (0.0,)), torch.tensor(examples.std or (1.0,))
+            channels = self.shape[0]
+            mean, std = (torch.tensor(t or d).expand(channels) for t, d in ((examples.mean, 0.0), (examples.std, 1.0)))
             self.scale, self.shift = (t.to(device, dtype)[:, None, None] for t in (1 / (255 * std), -mean / std))
         angles = torch.cat([f.rotation for f in federations]).unique()
         self.angles = angles
-        if angles.any():
+        self.turned = bool(angles.any())
+        if self.turned:
             self.taps, self.shares = (t.to(device) for t in turns(self.shape, angles.tolist()))
 
     def cards(self, run: int, ids: Tensor) -> Tensor:
@@ -75,13 +78,16 @@ class Homes:
 
     def take(self, rows: Tensor, card: Tensor) -> Tensor:
         """The examples, ready for a model."""
-        x = self.x[rows]
         if not self.images:
-            return x.to(self.dtype)
+            return self.x[rows].to(self.dtype)
+        if not self.channels_last and not self.turned:
+            taken: Tensor = take(self.x, rows, self.scale, self.shift)
+            return taken
+        x = self.x[rows]
         if self.channels_last:
             x = x.movedim(-1, -3)
         x = x.to(self.dtype)
-        if self.angles.any():
+        if self.turned:
             angle = card[
                 ANGLE, None
             ]  # one row by a vector of one: under vjp a plain number would be read from the device

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import tree
+from ..clients import Whole
 from ..data.federation import Federation
 from ..method import Method
 from ..tree import Tree
@@ -86,6 +87,9 @@ class Shelf:
             memories = Memories(self.kept[run].blank, base=self.kept[run])
             self._scratch[run] = (scratch, memories)
         return memories
+
+    def whole(self, clients: int) -> Whole | None:
+        return None
 
     def memories(self, run: int) -> Tree:
         return self.kept[run].dump()

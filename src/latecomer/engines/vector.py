@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.func import vmap
 
 from .. import tree
-from ..clients import Ask
+from ..clients import Ask, Cohort, Whole
 from ..data.federation import Federation
 from ..errors import MemoryShortage
 from ..method import Method
 from ..tree import Tree
-from .convolve import rerouted
 from .graphs import Graphs
-from .home import WEIGHT, Homes, PackedHome
+from .home import CLIENT, WEIGHT, Homes, PackedHome
 from .memory import Shelf
+from .reroute import rerouted
 
 Mapped = Callable[..., tuple[Tree, Tree]]
 
@@ -46,6 +46,22 @@ class Vector(Shelf):
         self.chunk = chunk or self._fitting()
         self.graphs = Graphs() if graphs and self.device.type == "cuda" else None
 
+    def whole(self, clients: int) -> Whole | None:
+        """Whole rounds as graphs, if all clients fit and the host has nothing to look up: memories, or model sizes."""
+        host = self.method.task.sizes or any(memories.blank for memories in self.kept)
+        return self if self.graphs is not None and clients <= self.chunk and not host else None
+
+    def __call__(self, rounds: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        if self.graphs is None:
+            return rounds(*inputs)
+        return self.graphs("a whole round", rounds, inputs)
+
+    def prepare(self, run: int, ids: Tensor, number: int) -> Cohort:
+        """What a round needs to know about its clients, on the device."""
+        cards = self.homes.cards(run, ids)
+        slips = tree.upload(torch.cat([cards, torch.full_like(cards[:, :1], number)], 1), self.device)
+        return Cohort(slips[:, CLIENT], slips)
+
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
         for some in _alike(asks):
             self._together(step, some)
@@ -69,15 +85,18 @@ class Vector(Shelf):
         span = torch.arange(first, first + rows)
         places = [span.clamp(max=len(ask.ids) - 1) for ask in asks]  # short asks are padded with their last client
         ids = [ask.ids[place] for ask, place in zip(asks, places, strict=True)]
-        cards = torch.stack([self.homes.cards(ask.run, some) for ask, some in zip(asks, ids, strict=True)])
-        cards = tree.upload(cards, self.device)
-        rounds = torch.tensor([ask.round for ask in asks])[:, None].expand(-1, rows)
+        cohorts = [
+            ask.cohort if ask.cohort is not None and rows == len(ask.ids) else self.prepare(ask.run, some, ask.round)
+            for ask, some in zip(asks, ids, strict=True)
+        ]
+        slips = torch.stack([cohort.slips for cohort in cohorts])
+        cards, rounds = slips[..., :-1], slips[..., -1]
         memories = [self.of(ask.run, ask.scratch).read(some) for ask, some in zip(asks, ids, strict=True)]
         reply, kept = self._run(
             step,
             (
                 cards,
-                tree.upload(rounds, self.device),
+                rounds,
                 _stack(memories),
                 _stack([ask.shared | ask.recalled for ask in asks]),
                 _stack([_pick(ask.each, place, len(ask.ids)) for ask, place in zip(asks, places, strict=True)]),

@@ -13,8 +13,9 @@ from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor
 
 from .. import tree
-from ..clients import Clients, Replies, Sending
+from ..clients import Clients, Sending
 from ..method import TrainsByPasses
+from ..replies import Replies
 from ..settings import setting
 from ..task import Home, one_hot
 from ..tree import Tree

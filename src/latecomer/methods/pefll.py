@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from .. import learn, optim, tree
-from ..clients import Clients, Replies, Sending
+from ..clients import Clients, Sending
 from ..method import Method, made
 from ..nets.embed import ExampleAndLabel, LabelOnly
 from ..nets.hyper import Hypernetwork, fitted
+from ..replies import Replies
 from ..settings import setting
 from ..task import Batch, Home
 from ..tree import Tree
@@ -48,6 +49,7 @@ class PeFLL(Method):
     )
 
     paper = {"split": "pefll", "cohort": 5, "rounds": 5000}
+    steady = True
 
     describer: ExampleAndLabel | LabelOnly = made()
     hyper: Hypernetwork = made()

@@ -49,6 +49,7 @@ class PFedGP(Method):
     )
 
     paper = {"split": "pfedhn", "cohort": 5, "rounds": 1000, "select": "pooled"}
+    steady = True
 
     local: learn.SGD = made()
     classifier: GPTree = made()

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import tree
-from ..clients import Clients, Replies, Step
+from ..clients import Clients, Step
 from ..learn import pullback
+from ..replies import Replies
 from ..tree import Tree
 from .net import Net
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from ..blocks import Dense, Stage
 from ..errors import SettingError, UnknownName
 from .recurrent import LSTM
 from .residual import MobileNet, ResNet18, normalise
@@ -26,21 +27,17 @@ class LeNet(nn.Module):
         super().__init__()
         channels, *sides = _image(shape, "lenet")
         padding = 2 if min(sides) < 16 else 0  # without padding, a 5x5 filter twice eats images this small
-        self.conv1 = nn.Conv2d(channels, width, 5, padding=padding)
-        self.conv2 = nn.Conv2d(width, 2 * width, 5, padding=padding)
-        self.pool = nn.MaxPool2d(2)
+        self.conv1 = Stage(channels, width, 5, padding=padding)
+        self.conv2 = Stage(width, 2 * width, 5, padding=padding)
         shrink = 4 - 2 * padding
         rows, columns = (((side - shrink) // 2 - shrink) // 2 for side in sides)
-        self.fc1 = nn.Linear(2 * width * rows * columns, 120)
-        self.fc2 = nn.Linear(120, 84)
+        self.fc1 = Dense(2 * width * rows * columns, 120)
+        self.fc2 = Dense(120, 84)
         self.fc3 = nn.Linear(84, outputs)
-        self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.pool(self.relu(self.conv1(x)))
-        x = self.pool(self.relu(self.conv2(x)))
-        x = self.relu(self.fc1(x.flatten(1)))
-        return self.fc3(self.relu(self.fc2(x)))  # type: ignore[no-any-return]
+        x = self.conv2(self.conv1(x))
+        return self.fc3(self.fc2(self.fc1(x.flatten(1))))  # type: ignore[no-any-return]
 
 
 class CNN(nn.Module):
@@ -52,15 +49,10 @@ class CNN(nn.Module):
         super().__init__()
         channels, *sides = _image(shape, "cnn")
         self.layers = nn.Sequential(
-            nn.Conv2d(channels, width, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(width, 2 * width, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
+            Stage(channels, width, 5, padding=2),
+            Stage(width, 2 * width, 5, padding=2),
             nn.Flatten(),
-            nn.Linear(2 * width * (sides[0] // 4) * (sides[1] // 4), 512),
-            nn.ReLU(),
+            Dense(2 * width * (sides[0] // 4) * (sides[1] // 4), 512),
             nn.Linear(512, outputs),
         )
 
@@ -75,15 +67,10 @@ class CNN64(nn.Module):
         super().__init__()
         channels, height, width = _image(shape, "cnn64")
         padding = 2 if min(height, width) < 16 else 0  # as in LeNet: small images would be eaten up
-        convolutions = [
-            nn.Sequential(nn.Conv2d(*sides, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2))
-            for sides in ((channels, 32), (32, 64))
-        ]
+        convolutions = [Stage(*sides, 5, padding=padding) for sides in ((channels, 32), (32, 64))]
         shrink = 4 - 2 * padding
         rows, columns = (((side - shrink) // 2 - shrink) // 2 for side in (height, width))
-        self.layers = nn.Sequential(
-            *convolutions, nn.Flatten(), nn.Linear(64 * rows * columns, 64), nn.ReLU(), nn.Linear(64, outputs)
-        )
+        self.layers = nn.Sequential(*convolutions, nn.Flatten(), Dense(64 * rows * columns, 64), nn.Linear(64, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)  # type: ignore[no-any-return]
@@ -102,12 +89,11 @@ class Conv4(nn.Module):
                 blocks.append(nn.MaxPool2d(2))
                 sides = [side // 2 for side in sides]
         self.blocks = nn.Sequential(*blocks, nn.Flatten())
-        self.hidden = nn.Linear(64 * sides[0] * sides[1], 120)
-        self.relu = nn.ReLU()
+        self.hidden = Dense(64 * sides[0] * sides[1], 120)
         self.head = nn.Linear(120, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.relu(self.hidden(self.blocks(x))))  # type: ignore[no-any-return]
+        return self.head(self.hidden(self.blocks(x)))  # type: ignore[no-any-return]
 
 
 class MLP(nn.Module):
@@ -120,13 +106,12 @@ class MLP(nn.Module):
         inputs = 1
         for side in shape:
             inputs *= side
-        self.hidden = nn.Linear(inputs, width)
-        self.relu = nn.ReLU()
+        self.hidden = Dense(inputs, width)
         self.head = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1).to(self.hidden.weight.dtype)  # whole numbers too
-        return self.head(self.relu(self.hidden(x)))  # type: ignore[no-any-return]
+        return self.head(self.hidden(x))  # type: ignore[no-any-return]
 
 
 Builder = Callable[[tuple[int, ...], int], nn.Module]

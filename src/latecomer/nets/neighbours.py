@@ -68,7 +68,7 @@ class Datastore:
     def _by_faiss(self, queries: Tensor) -> bool:
         if self.search == "torch" or (self.search == "auto" and len(self.keys) < LARGE):
             return False
-        from ..engines.convolve import mapped  # here: engines know methods, which know datastores
+        from ..engines.reroute import mapped  # here: engines know methods, which know datastores
 
         plain = not any(map(mapped, (self.keys, self.known, queries))) and self.keys.device.type == "cpu"
         if self.search == "faiss" and not plain:

@@ -1,0 +1,7 @@
+"""Blocks of local training by the kernels of engines/kernels, wherever a dimension of `vmap` makes rows of clients."""
+
+from .convolution import convolve, pool, stage
+from .rows import kernels
+from .training import cross_entropy, dense, move, take
+
+__all__ = ["convolve", "cross_entropy", "dense", "kernels", "move", "pool", "stage", "take"]

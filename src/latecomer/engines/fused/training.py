@@ -1,0 +1,160 @@
+"""Linear layers, the loss, a step of SGD and the taking of examples by kernels: how `vmap` and gradients reach them.
+
+What only a gradient of a gradient needs is written in plain operations, so it can be differentiated as often as one
+likes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import rows
+from .rows import Rows
+
+
+def dense(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    out: Tensor = _Dense.apply(x[None], weight[None], bias[None], relu).squeeze(0)  # type: ignore[no-untyped-call]
+    return out
+
+
+def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    out: Tensor = _CrossEntropy.apply(logits[None], y[None], weight[None]).squeeze(0)  # type: ignore[no-untyped-call]
+    return out
+
+
+def move(weights: Tensor, direction: Tensor, velocity: Tensor, moving: Tensor, *rates: float) -> tuple[Tensor, Tensor]:
+    after = _Move.apply(weights[None], direction[None], velocity[None], moving[None], *rates)  # type: ignore[no-untyped-call]
+    momentum = rates[1]
+    return after[0].squeeze(0), after[1].squeeze(0) if momentum else velocity
+
+
+def take(x: Tensor, which: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    out: Tensor = _Take.apply(x, which, scale, shift)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Dense(Rows):
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+        out: Tensor = rows.kernels().dense(x, weight, bias, relu)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, _, relu = inputs
+        ctx.save_for_backward(x, weight, output if relu else None)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, gate = ctx.saved_tensors
+        gate = None if gate is None else gate.detach()  # it only says where a slope passes
+        by_x = _DenseByX.apply(slope, gate, weight) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
+        by_weight, by_bias = _DenseByWeight.apply(x, slope, gate)  # type: ignore[no-untyped-call]
+        return by_x, by_weight, by_bias, None
+
+
+class _DenseByX(Rows):
+    @staticmethod
+    def forward(slope: Tensor, gate: Tensor | None, weight: Tensor) -> Tensor:
+        out: Tensor = rows.kernels().dense_by_x(slope, gate, weight)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
+        slope, gate, weight = ctx.saved_tensors
+        return _passed(error @ weight.mT, gate), None, _passed(slope, gate).mT @ error
+
+
+class _DenseByWeight(Rows):
+    @staticmethod
+    def forward(x: Tensor, slope: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
+        by_weight, by_bias = rows.kernels().dense_by_weight(x, slope, gate)
+        return by_weight, by_bias
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, weight: Tensor, bias: Tensor) -> tuple[Tensor | None, ...]:
+        x, slope, gate = ctx.saved_tensors
+        return _passed(slope, gate) @ weight, _passed(x @ weight.mT + bias[:, None], gate), None
+
+
+def _passed(slope: Tensor, gate: Tensor | None) -> Tensor:
+    return slope if gate is None else slope * (gate > 0)
+
+
+class _CrossEntropy(Rows):
+    @staticmethod
+    def forward(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        out: Tensor = rows.kernels().cross_entropy(logits, y, weight)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor, None, None]:
+        out: Tensor = _CrossEntropySlope.apply(*ctx.saved_tensors, above)  # type: ignore[no-untyped-call]
+        return out, None, None
+
+
+class _CrossEntropySlope(Rows):
+    @staticmethod
+    def forward(logits: Tensor, y: Tensor, weight: Tensor, above: Tensor) -> Tensor:
+        out: Tensor = rows.kernels().cross_entropy_slope(logits, y, weight, above)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
+        logits, y, weight, above = ctx.saved_tensors
+        chance = logits.softmax(-1)
+        share = (weight / weight.sum(-1, keepdim=True).clamp(min=1))[..., None]
+        wrong = chance - (y.clamp(min=0)[..., None] == torch.arange(logits.shape[-1], device=y.device)).to(chance.dtype)
+        pushed = error * share * above[:, None, None]
+        by_logits = chance * (pushed - (chance * pushed).sum(-1, keepdim=True))
+        return by_logits, None, None, (error * share * wrong).sum((1, 2))
+
+
+class _Move(Rows):
+    """Nobody differentiates through it: then the plain operations are taken."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        weights, velocity = rows.kernels().move(*inputs)
+        return weights, velocity
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.mark_non_differentiable(*output)
+
+
+class _Take(torch.autograd.Function):
+    """Of bytes, so nothing is differentiated. Only which examples are taken differs from client to client."""
+
+    @staticmethod
+    def forward(x: Tensor, which: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        out: Tensor = rows.kernels().take(x, which, scale, shift)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, which: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        out: Tensor = _Take.apply(x, which.movedim(in_dims[1] or 0, 0), *rest)  # type: ignore[no-untyped-call]
+        return out, 0

@@ -1,0 +1,21 @@
+"""Triton kernels for what many small networks do at once. Importing this needs Triton."""
+
+from .convolution import back, forward, stage
+from .dense import dense, dense_by_weight, dense_by_x
+from .pooling import pool, unpool
+from .training import cross_entropy, cross_entropy_slope, move, take
+
+__all__ = [
+    "back",
+    "cross_entropy",
+    "cross_entropy_slope",
+    "dense",
+    "dense_by_weight",
+    "dense_by_x",
+    "forward",
+    "move",
+    "pool",
+    "stage",
+    "take",
+    "unpool",
+]

@@ -1,0 +1,139 @@
+"""How kernels want images and filters to lie in memory: a pixel's channels side by side, padded to a multiple of four.
+
+Then a line of a window lies in one piece and is read four numbers at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+Pair = tuple[int, int]
+BLOCK = 1024  # numbers that one program lays out
+
+
+@triton.jit
+def _lay_images(
+    x, out, net_apart, image_apart, channel_apart, y_apart, x_apart, size: tl.constexpr, channels: tl.constexpr,
+    height: tl.constexpr, width: tl.constexpr, up: tl.constexpr, left: tl.constexpr,
+    tall: tl.constexpr, broad: tl.constexpr, PITCH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Images, framed by `up` and `left` zeros."""
+    image = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    channel, row, column = at % PITCH, at // PITCH // broad - up, at // PITCH % broad - left
+    good = (channel < channels) & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    x += image // size * net_apart + image % size * image_apart
+    value = tl.load(x + channel * channel_apart + row * y_apart + column * x_apart, mask=good, other=0.0)
+    tl.store(out + image * (tall * broad * PITCH) + at, value, mask=at < tall * broad * PITCH)
+
+
+@triton.jit
+def _lay_filters(
+    weight, out, net_apart, outputs: tl.constexpr, channels: tl.constexpr, window: tl.constexpr,
+    turned: tl.constexpr, count: tl.constexpr, PITCH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Filters [outputs, window, channels]; turned, those of the way back: [channels, window upside down, outputs]."""
+    net = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    last, spot, first = at % PITCH, at // PITCH % window, at // (PITCH * window)
+    if turned:
+        place, good = (last * channels + first) * window + window - 1 - spot, last < outputs
+    else:
+        place, good = (first * channels + last) * window + spot, last < channels
+    value = tl.load(weight + net * net_apart + place, mask=good & (at < count), other=0.0)
+    tl.store(out + net * count + at, value, mask=at < count)
+
+
+@triton.jit
+def _frame(
+    slope, code, out, net_apart, image_apart, channel_apart, y_apart, x_apart, size: tl.constexpr,
+    outputs: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, up: tl.constexpr, left: tl.constexpr,
+    tall: tl.constexpr, broad: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, pooled: tl.constexpr,
+    PITCH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Slopes where they belong, spread out by the stride and framed by `up` and `left` zeros."""
+    image = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    filt, y, x = at % PITCH, at // PITCH // broad - up, at // PITCH % broad - left
+    good = (filt < outputs) & (y >= 0) & (x >= 0) & (y % sy == 0) & (x % sx == 0)
+    y, x = y // sy, x // sx
+    spot = y % 2 * 2 + x % 2
+    if pooled:
+        y, x = y // 2, x // 2
+    good = good & (y < rows) & (x < columns)
+    slope += image // size * net_apart + image % size * image_apart
+    error = tl.load(slope + filt * channel_apart + y * y_apart + x * x_apart, mask=good, other=0.0)
+    if pooled:
+        code += image * (rows * columns * outputs)
+        chosen = tl.load(code + (y * columns + x) * outputs + filt, mask=good, other=4)
+        error = tl.where(chosen == spot, error, 0.0)
+    tl.store(out + image * (tall * broad * PITCH) + at, error, mask=at < tall * broad * PITCH)
+
+
+def images(x: Tensor, padding: Pair) -> Tensor:
+    """Images as kernels want them: [rows, size, height, width, pitch], padded."""
+    nets, size, channels, height, width = x.shape
+    apart = pitch(channels)
+    wanted = (size * height * width * apart, height * width * apart, 1, width * apart, apart)
+    if padding == (0, 0) and x.stride() == wanted and x.data_ptr() % 16 == 0:
+        # the room between channels and pitch may hold anything finite: filters have zeros there
+        return x.as_strided((nets, size, height, width, apart), (wanted[0], wanted[1], wanted[3], wanted[4], 1))
+    tall, broad = height + 2 * padding[0], width + 2 * padding[1]
+    out = x.new_empty(nets, size, tall, broad, apart)
+    _lay_images[_grid(out)](x, out, *x.stride(), size, channels, height, width, *padding, tall, broad, apart, BLOCK)
+    return out
+
+
+def filters(weight: Tensor, turned: bool = False) -> Tensor:
+    """Filters as kernels want them: [rows, outputs, high, wide, pitch]."""
+    nets, outputs, channels, high, wide = weight.shape
+    weight = rows_apart(weight)
+    first, last = (channels, outputs) if turned else (outputs, channels)
+    out = weight.new_empty(nets, first, high, wide, pitch(last))
+    count = out[0].numel()
+    _lay_filters[(triton.cdiv(count, BLOCK), nets)](
+        weight, out, weight.stride(0), outputs, channels, high * wide, turned, count, out.shape[-1], BLOCK
+    )
+    return out
+
+
+def framed(
+    slope: Tensor, code: Tensor | None, frame: Pair, sides: Any, shape: Any, stride: Pair, wanted: Any
+) -> Tensor:
+    """Slopes in a frame from which a convolution makes images of the shape `wanted`; None: just as they were."""
+    nets, size, outputs, rows, columns = slope.shape
+    if wanted is None:
+        tall, broad = (step * (count - 1) + 1 for step, count in zip(stride, places(sides, shape, stride), strict=True))
+    else:
+        tall, broad = wanted[0] + shape[0] - 1, wanted[1] + shape[1] - 1
+    out = slope.new_empty(nets, size, tall, broad, pitch(outputs))
+    _frame[_grid(out)](
+        slope, slope if code is None else code.permute(0, 1, 3, 4, 2).contiguous(), out, *slope.stride(), size, outputs, rows, columns,
+        *frame, tall, broad, *stride, code is not None, out.shape[-1], BLOCK,
+    )  # fmt: skip
+    return out
+
+
+def _grid(images: Tensor) -> Pair:
+    """Images, and programs for one of them; in this order, because there can be many images."""
+    nets, size = images.shape[:2]
+    return nets * size, triton.cdiv(images[0, 0].numel(), BLOCK)
+
+
+def places(sides: Any, shape: Any, stride: Pair) -> Pair:
+    """How many windows there are, down and across."""
+    return (sides[0] - shape[0]) // stride[0] + 1, (sides[1] - shape[1]) // stride[1] + 1
+
+
+def pitch(channels: int) -> int:
+    """How far apart pixels lie."""
+    return channels if channels <= 2 else triton.cdiv(channels, 4) * 4
+
+
+def rows_apart(rows: Tensor) -> Tensor:
+    """Rows may lie apart, as slices of a longer row do, but each must lie in one piece."""
+    return rows if rows[0].is_contiguous() else rows.contiguous()

@@ -1,0 +1,148 @@
+"""What surrounds the layers of many small networks in a step of local training, one network a row."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .layout import pitch, rows_apart
+
+
+@triton.jit
+def _take(
+    x, rows, scale, shift, out, rows_apart, size: tl.constexpr, channels: tl.constexpr, plane: tl.constexpr,
+    PITCH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    example = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    channel, good = at % PITCH, at < plane * PITCH
+    real = good & (channel < channels)
+    row = tl.load(rows + example // size * rows_apart + example % size)
+    place = row * (plane * channels) + channel * plane + at // PITCH
+    pixel = tl.load(x + place, mask=real, other=0).to(tl.float32)
+    pixel = pixel * tl.load(scale + channel, mask=real, other=0.0) + tl.load(shift + channel, mask=real, other=0.0)
+    tl.store(out + example * (plane * PITCH) + at, pixel, mask=good)
+
+
+@triton.jit
+def _cross_entropy(
+    logits, y, weight, above, out, y_apart, weight_apart, size: tl.constexpr, classes: tl.constexpr,
+    slopes: tl.constexpr, SIZE: tl.constexpr, CLASSES: tl.constexpr,
+):  # fmt: skip
+    net = tl.program_id(0).to(tl.int64)
+    row, column = tl.arange(0, SIZE), tl.arange(0, CLASSES)
+    at = net * size * classes + row[:, None] * classes + column[None, :]
+    good = (row < size)[:, None] & (column < classes)[None, :]
+    score = tl.load(logits + at, mask=good, other=float("-inf"))
+    label = tl.load(y + net * y_apart + row, mask=row < size, other=0)
+    share = tl.load(weight + net * weight_apart + row, mask=row < size, other=0.0)
+    share = share / tl.maximum(tl.sum(share, 0), 1.0)
+    mine = column[None, :] == tl.maximum(label, 0)[:, None]
+    highest = tl.max(tl.where(good, score, float("-inf")), 1)
+    highest = tl.where(row < size, highest, 0.0)
+    raised = tl.exp(score - highest[:, None])
+    total = tl.sum(raised, 1)
+    if slopes:
+        error = raised / total[:, None] - tl.where(mine, 1.0, 0.0)
+        tl.store(out + at, error * share[:, None] * tl.load(above + net), mask=good)
+    else:
+        own = tl.sum(tl.where(mine & good, score, 0.0), 1)
+        each = tl.where(row < size, tl.log(total) + highest - own, 0.0)
+        tl.store(out + net, tl.sum(each * share, 0))
+
+
+@triton.jit
+def _squares(direction, out, count: tl.constexpr, BLOCK: tl.constexpr):
+    net = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(direction + net * count + at, mask=at < count, other=0.0)
+    tl.store(out + net * tl.num_programs(0) + tl.program_id(0), tl.sum(value * value, 0))
+
+
+@triton.jit
+def _move(
+    weights, direction, velocity, moving, squares, out, out_velocity, lr, momentum, decay, clip,
+    count: tl.constexpr, parts: tl.constexpr, clips: tl.constexpr, runs: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    net = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    good = at < count
+    at += net * count
+    weight = tl.load(weights + at, mask=good, other=0.0)
+    step = tl.load(direction + at, mask=good, other=0.0)
+    if clips:
+        part = tl.arange(0, PARTS)
+        norm = tl.sqrt(tl.sum(tl.load(squares + net * parts + part, mask=part < parts, other=0.0), 0))
+        factor = clip / (norm + 1e-6)
+        step *= tl.where(factor > 1.0, 1.0, factor)  # so written, NaN stays NaN
+    step += decay * weight
+    go = tl.load(moving + net) != 0
+    if runs:
+        speed = tl.load(velocity + at, mask=good, other=0.0)
+        step += momentum * speed
+        tl.store(out_velocity + at, tl.where(go, step, speed), mask=good)
+    tl.store(out + at, tl.where(go, weight - lr * step, weight), mask=good)
+
+
+def take(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Images of bytes [examples, channels, height, width], at these rows, as numbers scaled and shifted by channel."""
+    _, channels, height, width = x.shape
+    apart, block = pitch(channels), 1024
+    out = torch.empty(*rows.shape, height, width, apart, dtype=scale.dtype, device=x.device)
+    flat = rows_apart(rows.reshape(-1, rows.shape[-1]))
+    _take[(rows.numel(), triton.cdiv(height * width * apart, block))](
+        x, flat, scale, shift, out, flat.stride(0), flat.shape[1], channels, height * width, apart, block
+    )
+    return out[..., :channels].movedim(-1, -3)
+
+
+def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """The weighted mean over examples; logits [rows, size, classes]."""
+    return _entropy(logits, y, weight, weight, logits.new_empty(len(logits)), False)
+
+
+def cross_entropy_slope(logits: Tensor, y: Tensor, weight: Tensor, above: Tensor) -> Tensor:
+    """Its gradient, times the slope above [rows]."""
+    return _entropy(logits, y, weight, above.contiguous(), torch.empty_like(logits.contiguous()), True)
+
+
+def _entropy(logits: Tensor, y: Tensor, weight: Tensor, above: Tensor, out: Tensor, slopes: bool) -> Tensor:
+    nets, size, classes = logits.shape
+    blocks = triton.next_power_of_2(size), triton.next_power_of_2(classes)
+    y, weight = rows_apart(y), rows_apart(weight)
+    _cross_entropy[(nets,)](
+        logits.contiguous(), y, weight, above, out, y.stride(0), weight.stride(0), size, classes, slopes, *blocks
+    )
+    return out
+
+
+def move(
+    weights: Tensor,
+    direction: Tensor,
+    velocity: Tensor,
+    moving: Tensor,
+    lr: float,
+    momentum: float,
+    decay: float,
+    clip: float,
+) -> tuple[Tensor, Tensor]:
+    """A step of SGD of weights [rows, count]: clipped, with decay and momentum; rows that are not moving stay.
+
+    Without momentum there is no velocity: then none comes back.
+    """
+    weights, direction, velocity = weights.contiguous(), direction.contiguous(), velocity.contiguous()
+    nets, count = weights.shape
+    block = 2048
+    parts = triton.cdiv(count, block)
+    squares = weights.new_empty(nets, parts)
+    if clip:
+        _squares[(parts, nets)](direction, squares, count, block)
+    out, after = torch.empty_like(weights), torch.empty_like(velocity if momentum else velocity[:, :0])
+    _move[(parts, nets)](
+        weights, direction, velocity, moving.contiguous(), squares, out, after, lr, momentum, decay, clip,
+        count, parts, clip > 0, momentum > 0, block, triton.next_power_of_2(parts),
+    )  # fmt: skip
+    return out, after

@@ -1,0 +1,155 @@
+"""Which of our own ways a mapped operation takes: kernels, batched matrix products, or PyTorch's.
+
+Under `vmap`, PyTorch turns a convolution whose weights differ from client to client into a grouped one, and cuDNN's
+backward pass for those runs group by group. Where Triton is there, kernels take its place, and that of the other blocks
+of local training (../blocks.py); elsewhere matrix products do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C import _functorch
+from torch.overrides import TorchFunctionMode
+
+from .. import blocks
+from . import fused
+from .convolve import convolve
+
+T = TypeVar("T")
+WIDEST = 64  # channels that the kernels are made for
+DENSEST = 2**18  # weights of a linear layer that the kernels are made for; beyond, cuBLAS is better
+LARGEST_LOSS = 2**13  # numbers that the kernel of the loss holds at once
+LARGEST_BATCH = 128  # laying out windows takes memory, and larger batches keep a grouped convolution busy anyway
+BLOCKS = (blocks.stage, blocks.dense, blocks.cross_entropy, blocks.move, blocks.take)
+
+
+def rerouted(function: Callable[..., T]) -> Callable[..., T]:
+    """The function, with its mapped blocks, convolutions and poolings computed our way."""
+
+    def wrapped(*args: Any) -> T:
+        with Reroute():
+            return function(*args)
+
+    return wrapped
+
+
+class Reroute(TorchFunctionMode):
+    """While active, what has a better way is sent there; all else is left alone."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        kinds: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in BLOCKS:
+            better = self._block(function, args)
+            if better is not None:
+                return better(*args)
+            with self:  # what the block is made of may have a better way still
+                return function.__wrapped__(*args)  # type: ignore[attr-defined]
+        if function is torch.conv2d and not kwargs and mapped(args[1]):
+            x, weight, bias, stride, padding, dilation, groups = _seven(args)
+            if x.ndim == 4 and dilation == (1, 1) and groups == 1 and not isinstance(padding, str):
+                if has_kernels(x) and _small(weight, padding):
+                    return fused.convolve(x, weight, bias, stride, padding)
+                if len(x) <= LARGEST_BATCH:
+                    return convolve(x, weight, bias, stride, padding)
+        if function is F.linear and len(args) == 3 and args[2] is not None and mapped(args[1]):
+            if _fits(args):
+                return fused.dense(args[0], args[1], args[2], False)
+            return args[0] @ args[1].t() + args[2]  # one operation less than PyTorch makes of it under vmap
+        if function is F.max_pool2d and has_kernels(args[0]) and (side := _square(args, kwargs)):
+            return fused.pool(args[0], side)
+        return function(*args, **kwargs)
+
+    def _block(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """What takes the place of a block, if anything does."""
+        first, second = args[:2]
+        if function is blocks.take:
+            return (
+                fused.take
+                if first.dtype == torch.uint8 and _on_gpu(second) and args[2].dtype == torch.float32
+                else None
+            )
+        if not has_kernels(first):
+            return None
+        if function is blocks.stage:
+            fits = mapped(second) and first.ndim == 4 and _small(second, args[4])
+            return fused.stage if fits else None
+        if function is blocks.dense:
+            return partial(fused.dense, relu=True) if mapped(second) and _fits(args) else None
+        if function is blocks.cross_entropy:
+            return fused.cross_entropy if first.ndim == 2 and _power(first.shape) <= LARGEST_LOSS else None
+        numbers = all(isinstance(rate, float | int) for rate in args[4:])
+        return fused.move if numbers and not any(tracked(value) for value in args[:4]) else None
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether kernels can take this array, which is mapped over: float32 on a GPU, and Triton is there."""
+    return x.dtype == torch.float32 and _on_gpu(x)
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return x.is_cuda and mapped(x) and fused.kernels() is not None
+
+
+def _small(weight: Tensor, padding: tuple[int, int]) -> bool:
+    """Whether the kernels are made for filters like these."""
+    inside = padding[0] < weight.shape[-2] and padding[1] < weight.shape[-1]
+    return inside and max(weight.shape[:2]) <= WIDEST
+
+
+def _fits(args: tuple[Any, ...]) -> bool:
+    x, weight, bias = args
+    return has_kernels(x) and x.ndim == 2 and bias is not None and weight.numel() <= DENSEST
+
+
+def _power(shape: Iterable[int]) -> int:
+    """How many numbers an array has once its sides are rounded up to powers of two."""
+    total = 1
+    for side in shape:
+        total *= 1 << (side - 1).bit_length()
+    return total
+
+
+def mapped(tensor: Tensor) -> bool:
+    """Whether a tensor has a hidden dimension of `vmap`."""
+    while _functorch.is_gradtrackingtensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return bool(_functorch.is_batchedtensor(tensor))
+
+
+def tracked(tensor: Tensor) -> bool:
+    """Whether somebody takes a gradient through this tensor."""
+    return tensor.requires_grad or bool(_functorch.is_gradtrackingtensor(tensor))
+
+
+def _square(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """The side of the squares that a max pooling looks at, if they do not overlap and nothing else is asked; else 0."""
+    names = ("x", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    side = _pair(given["kernel_size"])
+    plain = _pair(given.get("padding", 0)) == (0, 0) and _pair(given.get("dilation", 1)) == (1, 1)
+    odd = given.get("ceil_mode") or given.get("return_indices") or side[0] != side[1]
+    return side[0] if plain and not odd and _pair(given.get("stride") or side) == side else 0
+
+
+def _seven(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """All arguments of a convolution, those left out too: x, weight, bias, stride, padding, dilation, groups."""
+    x, weight, bias, stride, padding, dilation, groups = args + (None, None, None, 1, 0, 1, 1)[len(args) :]
+    return x, weight, bias, _pair(stride), _pair(padding), _pair(dilation), groups
+
+
+def _pair(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    return (value, value) if isinstance(value, int) else tuple(value)
