@@ -1,13 +1,15 @@
 """Convolutions of many small networks, one network a row.
 
 Every array has a leading dimension of rows: images [rows, size, channels, height, width], filters [rows, outputs,
-channels, high, wide]. In memory, a pixel's channels lie side by side (layout.py); what goes out is laid out so already.
-Windows are gathered as they are multiplied. Sums over images are made in a fixed order: the same numbers give the same
-bits.
+channels, high, wide]. In memory, a pixel's channels lie side by side (layout.py).
 
-Where ReLU and max pooling over 2x2 follow, four places make one: the largest is kept, with a code that says which it
-was (0 to 3, or 4 where ReLU cut it off). Slopes then stay as small as what was kept, and the code says where they
-belong.
+Four places of the output, a square, are worked out as one: its window is a little larger than a filter's, and there are
+four filters in the place of one, each standing in another corner of that window. So a pixel is read for a whole square,
+not for every place of it, and reading is what such small networks spend their time on. Windows are gathered as they are
+multiplied. Sums over images are made in a fixed order: the same numbers give the same bits.
+
+Where ReLU and max pooling over 2x2 follow, the largest of a square is kept, with a code that says which it was (0 to 3,
+or 4 where ReLU cut it off). Slopes then stay as small as what was kept, and the code says where they belong.
 """
 
 from __future__ import annotations
@@ -19,177 +21,220 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .layout import filters, framed, images, places, rows_apart
+from .layout import fold, four, framed, images, places, rows_apart
 
 Pair = tuple[int, int]
 
 
 class Tile(NamedTuple):
-    """How much of a product one program makes: places of an image, terms of a sum at a time, and by how many warps."""
+    """How much of a product one program makes: squares, terms of a sum at a time, filters, and by how many warps."""
 
-    places: int
+    squares: int
     terms: int
+    filters: int
     warps: int
     stages: int
 
 
-FORWARD, BACK, FILTERS = Tile(128, 16, 4, 3), Tile(256, 16, 4, 3), Tile(32, 128, 2, 3)  # the fastest of 140 on an H200
+FORWARD, BACK, FILTERS = Tile(64, 32, 32, 4, 3), Tile(64, 32, 32, 4, 3), Tile(16, 64, 32, 2, 3)
 BUSY = 480  # programs that keep a GPU busy; a sum over all places of all images is split into parts to have as many
 
 
 @triton.jit
 def _forward(
     x, weight, bias, out, code, bias_apart, size: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
-    outputs: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, high: tl.constexpr, line: tl.constexpr,
-    sy: tl.constexpr, sx: tl.constexpr, biased: tl.constexpr, pooled: tl.constexpr, precision: tl.constexpr,
-    PITCH: tl.constexpr, PLACES: tl.constexpr, OUT: tl.constexpr, TERMS: tl.constexpr,
+    outputs: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, down: tl.constexpr, across: tl.constexpr,
+    high: tl.constexpr, line: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, biased: tl.constexpr,
+    pooled: tl.constexpr, ragged: tl.constexpr, precision: tl.constexpr, PITCH: tl.constexpr,
+    SQUARES: tl.constexpr, OUT: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
+    """`rows` x `columns` squares; without pooling, they cover `down` x `across` places. A window has `high` lines."""
     net = tl.program_id(1).to(tl.int64)
-    terms: tl.constexpr = high * line  # a window is so many lines of pixels and their channels
+    terms: tl.constexpr = high * line
     x += net * size * height * width * PITCH
-    weight += net * outputs * terms
-    place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
-    filt = tl.program_id(2) * OUT + tl.arange(0, OUT)
-    if pooled:  # rows and columns count squares of four places
-        image, square = place // (4 * rows * columns), place // 4 % (rows * columns)
-        row, column = square // columns * 2 + place % 4 // 2, square % columns * 2 + place % 2
-        there = place < size * 4 * rows * columns
-    else:
-        image, row, column = place // (rows * columns), place % (rows * columns) // columns, place % columns
-        there = place < size * rows * columns
+    weight += net * 4 * outputs * terms
+    square = tl.program_id(0) * SQUARES + tl.arange(0, SQUARES)
+    image, row, column = square // (rows * columns), square % (rows * columns) // columns, square % columns
+    there = square < size * rows * columns
     corner = ((image * height + row * sy) * width + column * sx) * PITCH
+    n = tl.arange(0, 4 * OUT)
+    spot, filt = n // OUT, tl.program_id(2) * OUT + n % OUT
     known = filt < outputs
-    total = tl.zeros((PLACES, OUT), tl.float32)
+    own = (spot * outputs + filt) * terms
+    total = tl.zeros((SQUARES, 4 * OUT), tl.float32)
     for first in range(0, terms, TERMS):
         k = first + tl.arange(0, TERMS)
-        within = k // line * (width * PITCH) + k % line
-        seen = tl.load(x + corner[:, None] + within[None, :], mask=there[:, None] & (k < terms)[None, :], other=0.0)
-        own = weight + filt[None, :] * terms + k[:, None]
-        own = tl.load(own, mask=known[None, :] & (k < terms)[:, None], other=0.0)
-        total = tl.dot(seen, own, total, input_precision=precision)
+        good = there[:, None] & (k < terms)[None, :]
+        if ragged:  # the last window may reach beyond the image
+            good = good & ((row * sy)[:, None] + (k // line)[None, :] < height)
+            good = good & ((column * sx)[:, None] + (k % line // PITCH)[None, :] < width)
+        seen = tl.load(x + corner[:, None] + (k // line * (width * PITCH) + k % line)[None, :], mask=good, other=0.0)
+        filters = tl.load(weight + own[None, :] + k[:, None], mask=known[None, :] & (k < terms)[:, None], other=0.0)
+        total = tl.dot(seen, filters, total, input_precision=precision)
     if biased:
         total += tl.load(bias + net * bias_apart + filt, mask=known, other=0.0)[None, :]
-    out += net * size * rows * columns * outputs
     if pooled:
-        best, which = tl.max(tl.reshape(total, (PLACES // 4, 4, OUT)), 1, return_indices=True)
+        best, which = tl.max(tl.reshape(total, (SQUARES, 4, OUT)), 1, return_indices=True)
         which = tl.where(best > 0, which, 4)
         best = tl.where(best <= 0, 0.0, best)  # so written, NaN stays NaN
-        spot = tl.program_id(0) * (PLACES // 4) + tl.arange(0, PLACES // 4)
-        at, good = spot[:, None] * outputs + filt[None, :], (spot < size * rows * columns)[:, None] & known[None, :]
-        tl.store(out + at, best, mask=good)
-        tl.store(code + net * size * rows * columns * outputs + at, which.to(tl.int8), mask=good)
+        kept = tl.program_id(2) * OUT + tl.arange(0, OUT)
+        at = net * size * rows * columns * outputs + square[:, None] * outputs + kept[None, :]
+        tl.store(out + at, best, mask=there[:, None] & (kept < outputs)[None, :])
+        tl.store(code + at, which.to(tl.int8), mask=there[:, None] & (kept < outputs)[None, :])
     else:
-        tl.store(out + place[:, None] * outputs + filt[None, :], total, mask=there[:, None] & known[None, :])
+        y, x_ = (2 * row)[:, None] + (spot // 2)[None, :], (2 * column)[:, None] + (spot % 2)[None, :]
+        at = ((image[:, None] * down + y) * across + x_) * outputs + filt[None, :]
+        good = there[:, None] & known[None, :] & (y < down) & (x_ < across)
+        tl.store(out + net * size * down * across * outputs + at, total, mask=good)
 
 
 @triton.jit
 def _by_weight(
-    x, error, out, out_bias, size: tl.constexpr, channels: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
-    outputs: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, up: tl.constexpr, left: tl.constexpr,
-    tall: tl.constexpr, broad: tl.constexpr, high: tl.constexpr, line: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr,
-    each: tl.constexpr, precision: tl.constexpr, PITCH: tl.constexpr, DEEP: tl.constexpr,
-    PLACES: tl.constexpr, OUT: tl.constexpr, TERMS: tl.constexpr, BANKS: tl.constexpr,
+    x, slope, code, out, out_bias, net_apart, image_apart, channel_apart, y_apart, x_apart,
+    size: tl.constexpr, height: tl.constexpr, width: tl.constexpr, outputs: tl.constexpr, rows: tl.constexpr,
+    columns: tl.constexpr, down: tl.constexpr, across: tl.constexpr, high: tl.constexpr, line: tl.constexpr,
+    sy: tl.constexpr, sx: tl.constexpr, pooled: tl.constexpr, ragged: tl.constexpr, each: tl.constexpr,
+    precision: tl.constexpr, PITCH: tl.constexpr, SQUARES: tl.constexpr, OUT: tl.constexpr, TERMS: tl.constexpr,
+    BANKS: tl.constexpr,
 ):  # fmt: skip
+    """Gradients of the four filters, in parts; `down` x `across` is the size of a stored slope."""
     net = tl.program_id(1).to(tl.int64)
     terms: tl.constexpr = high * line
     x += net * size * height * width * PITCH
-    error += net * size * tall * broad * DEEP
+    slope += net * net_apart
+    code += net * size * down * across * outputs
     block, bank = tl.program_id(0) // BANKS, tl.program_id(0) % BANKS
     k = block * TERMS + tl.arange(0, TERMS)
     filt = bank * OUT + tl.arange(0, OUT)
-    within = k // line * (width * PITCH) + k % line
     begin = tl.program_id(2) * each
     end = tl.minimum(begin + each, size * rows * columns)
-    total = tl.zeros((OUT, TERMS), tl.float32)
+    zero = tl.zeros((OUT, TERMS), tl.float32)
+    total0, total1, total2, total3 = zero, zero, zero, zero
     bias = tl.zeros((OUT,), tl.float32)
-    for first in range(begin, end, PLACES):
-        place = first + tl.arange(0, PLACES)
-        image, row, column = place // (rows * columns), place % (rows * columns) // columns * sy, place % columns * sx
-        corner = ((image * height + row) * width + column) * PITCH
-        there = (place < end)[:, None]
-        seen = tl.load(x + corner[:, None] + within[None, :], mask=there & (k < terms)[None, :], other=0.0)
-        at = ((image * tall + row + up) * broad + column + left) * DEEP
-        slope = tl.load(error + at[:, None] + filt[None, :], mask=there & (filt < DEEP)[None, :], other=0.0)
-        total = tl.dot(tl.trans(slope), seen, total, input_precision=precision)
-        bias += tl.sum(slope, 0)
+    for first in range(begin, end, SQUARES):
+        square = first + tl.arange(0, SQUARES)
+        there = (square < end)[:, None]
+        image, row, column = square // (rows * columns), square % (rows * columns) // columns, square % columns
+        corner = ((image * height + row * sy) * width + column * sx) * PITCH
+        good = there & (k < terms)[None, :]
+        if ragged:
+            good = good & ((row * sy)[:, None] + (k // line)[None, :] < height)
+            good = good & ((column * sx)[:, None] + (k % line // PITCH)[None, :] < width)
+        seen = tl.load(x + corner[:, None] + (k // line * (width * PITCH) + k % line)[None, :], mask=good, other=0.0)
+        image, row, column, good = image[:, None], row[:, None], column[:, None], there & (filt < outputs)[None, :]
+        if pooled:
+            error = tl.load(
+                slope + image * image_apart + filt[None, :] * channel_apart + row * y_apart + column * x_apart,
+                mask=good, other=0.0,
+            )  # fmt: skip
+            which = tl.load(
+                code + ((image * down + row) * across + column) * outputs + filt[None, :], mask=good, other=4
+            )
+            error0, error1 = tl.where(which == 0, error, 0.0), tl.where(which == 1, error, 0.0)
+            error2, error3 = tl.where(which == 2, error, 0.0), tl.where(which == 3, error, 0.0)
+        else:
+            at = slope + image * image_apart + filt[None, :] * channel_apart + 2 * row * y_apart + 2 * column * x_apart
+            low, right = good & (2 * row + 1 < down), 2 * column + 1 < across
+            error0 = tl.load(at, mask=good, other=0.0)
+            error1 = tl.load(at + x_apart, mask=good & right, other=0.0)
+            error2 = tl.load(at + y_apart, mask=low, other=0.0)
+            error3 = tl.load(at + y_apart + x_apart, mask=low & right, other=0.0)
+        total0 = tl.dot(tl.trans(error0), seen, total0, input_precision=precision)
+        total1 = tl.dot(tl.trans(error1), seen, total1, input_precision=precision)
+        total2 = tl.dot(tl.trans(error2), seen, total2, input_precision=precision)
+        total3 = tl.dot(tl.trans(error3), seen, total3, input_precision=precision)
+        bias += tl.sum(error0 + error1 + error2 + error3, 0)
     part = net * tl.num_programs(2) + tl.program_id(2)
-    channel, window = k % PITCH, high * (line // PITCH)
-    at = ((part * outputs + filt)[:, None] * channels + channel[None, :]) * window + (k // PITCH)[None, :]
-    tl.store(out + at, total, mask=(filt < outputs)[:, None] & ((channel < channels) & (k < terms))[None, :])
+    at = (part * 4 * outputs + filt)[:, None] * terms + k[None, :]
+    good = (filt < outputs)[:, None] & (k < terms)[None, :]
+    tl.store(out + at, total0, mask=good)
+    tl.store(out + at + outputs * terms, total1, mask=good)
+    tl.store(out + at + 2 * outputs * terms, total2, mask=good)
+    tl.store(out + at + 3 * outputs * terms, total3, mask=good)
     if block == 0:
         tl.store(out_bias + part * outputs + filt, bias, mask=filt < outputs)
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-    out, _ = _convolve(images(x, padding), filters(weight), bias, tuple(weight.shape[-2:]), stride, FORWARD)
+    out, _ = _convolve(images(x, padding), weight, bias, stride, FORWARD)
     return out
 
 
 def stage(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
     """Convolution, ReLU and max pooling over 2x2: what is kept, and the code that says where it was."""
-    return _convolve(images(x, padding), filters(weight), bias, tuple(weight.shape[-2:]), stride, FORWARD, pooled=True)
+    return _convolve(images(x, padding), weight, bias, stride, FORWARD, pooled=True)
 
 
 def back(
     slope: Tensor, code: Tensor | None, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, needs_x: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the images (or nothing, if nobody needs it), of the filters, and of the bias."""
-    shape = tuple(weight.shape[-2:])
-    laid = images(x, padding)
-    frame = (shape[0] - 1 - padding[0], shape[1] - 1 - padding[1]) if needs_x else (0, 0)
-    error = framed(slope, code, frame, laid.shape[2:4], shape, stride, tuple(x.shape[-2:]) if needs_x else None)
-    by_weight, by_bias = _filters_back(laid, error, frame, weight.shape, stride)
+    if code is not None:
+        code = code.permute(0, 1, 3, 4, 2).contiguous()
+    by_weight, by_bias = _filters_back(images(x, padding), slope, code, weight.shape, stride)
     if not needs_x:
         return x.new_empty(len(x), 0), by_weight, by_bias
-    by_x, _ = _convolve(error, filters(weight, turned=True), None, shape, (1, 1), BACK)
+    error = framed(slope, code, tuple(x.shape[-2:]), tuple(weight.shape[-2:]), stride, padding)
+    by_x, _ = _convolve(error, weight, None, (1, 1), BACK, turned=True)
     return by_x, by_weight, by_bias
 
 
 def _convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, shape: Any, stride: Pair, tile: Tile, pooled: bool = False
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, tile: Tile, pooled: bool = False, turned: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Of images [rows, size, height, width, pitch], with filters that are laid out alike."""
+    """Of images [rows, size, height, width, pitch]; turned, by the filters of the way back."""
     nets, size, height, width, pitch = x.shape
-    outputs = weight.shape[1]
-    rows, columns = places((height, width), shape, stride)
-    if pooled:
-        rows, columns = rows // 2, columns // 2
-    out = x.new_empty(nets, size, rows, columns, outputs)
+    outputs, shape = weight.shape[2 if turned else 1], tuple(weight.shape[-2:])
+    down, across = places((height, width), shape, stride)
+    rows, columns = (down // 2, across // 2) if pooled else (triton.cdiv(down, 2), triton.cdiv(across, 2))
+    filters = four(weight, stride, turned)
+    out = x.new_empty(nets, size, rows, columns, outputs) if pooled else x.new_empty(nets, size, down, across, outputs)
     code = torch.empty_like(out, dtype=torch.int8) if pooled else out
-    block = _block(outputs)
-    grid = (triton.cdiv(size * rows * columns * (4 if pooled else 1), tile.places), nets, triton.cdiv(outputs, block))
+    block = _block(outputs, tile.filters)
+    grid = (triton.cdiv(size * rows * columns, tile.squares), nets, triton.cdiv(outputs, block))
     bias = None if bias is None else rows_apart(bias)
+    ragged = not pooled and (down % 2 > 0 or across % 2 > 0)
     _forward[grid](
-        x, weight, x if bias is None else bias, out, code, 0 if bias is None else bias.stride(0),
-        size, height, width, outputs, rows, columns, shape[0], shape[1] * pitch, *stride,
-        bias is not None, pooled, precision(), pitch, tile.places, block, tile.terms,
+        x, filters, x if bias is None else bias, out, code, 0 if bias is None else bias.stride(0),
+        size, height, width, outputs, rows, columns, down, across, *_lines(filters), 2 * stride[0], 2 * stride[1],
+        bias is not None, pooled, ragged, precision(), pitch, tile.squares, block, tile.terms,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out.permute(0, 1, 4, 2, 3), code.permute(0, 1, 4, 2, 3)
 
 
-def _filters_back(x: Tensor, error: Tensor, frame: Pair, shape: Any, stride: Pair) -> tuple[Tensor, Tensor]:
+def _filters_back(x: Tensor, slope: Tensor, code: Tensor | None, shape: Any, stride: Pair) -> tuple[Tensor, Tensor]:
     nets, size, height, width, pitch = x.shape
     _, outputs, channels, high, wide = shape
-    rows, columns = places((height, width), (high, wide), stride)
-    tile, block = FILTERS, _block(outputs)
+    pooled = code is not None
+    down, across = slope.shape[-2:]
+    rows, columns = (down, across) if pooled else (triton.cdiv(down, 2), triton.cdiv(across, 2))
+    tile, block = FILTERS, _block(outputs, FILTERS.filters)
     banks = triton.cdiv(outputs, block)
-    programs = banks * triton.cdiv(high * wide * pitch, tile.terms)
-    splits = min(64, max(8, triton.next_power_of_2(triton.cdiv(BUSY, programs * nets))), size * rows)
-    each = triton.cdiv(triton.cdiv(size * rows * columns, splits), tile.places) * tile.places
-    out = x.new_empty(nets, splits, outputs, channels, high, wide)
-    bias = x.new_empty(nets, splits, outputs)
+    window = high + stride[0], wide + stride[1], pitch
+    programs = banks * triton.cdiv(window[0] * window[1] * pitch, tile.terms)
+    splits = min(64, max(4, triton.next_power_of_2(triton.cdiv(BUSY, programs * nets))))
+    each = triton.cdiv(triton.cdiv(size * rows * columns, splits), tile.squares) * tile.squares
+    out, bias = x.new_empty(nets, splits, 4, outputs, *window), x.new_empty(nets, splits, outputs)
+    ragged = not pooled and (down % 2 > 0 or across % 2 > 0)
     _by_weight[(programs, nets, splits)](
-        x, error, out, bias, size, channels, height, width, outputs, rows, columns, *frame, *error.shape[2:4],
-        high, wide * pitch, *stride, each, precision(), pitch, error.shape[-1], tile.places, block, tile.terms, banks,
+        x, slope, slope if code is None else code, out, bias, *slope.stride(),
+        size, height, width, outputs, rows, columns, down, across, *_lines(out), 2 * stride[0], 2 * stride[1],
+        pooled, ragged, each, precision(), pitch, tile.squares, block, tile.terms, banks,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    return out.sum(1), bias.sum(1)
+    return fold(out, bias, channels, (high, wide), stride)
 
 
-def _block(count: int) -> int:
-    """Matrix units take at least sixteen rows."""
-    return int(min(64, max(16, triton.next_power_of_2(count))))
+def _lines(filters: Tensor) -> Pair:
+    """How many lines a window has, and how many numbers a line."""
+    high, wide, pitch = filters.shape[-3:]
+    return high, wide * pitch
+
+
+def _block(count: int, most: int) -> int:
+    """Matrix units take at least sixteen of everything."""
+    return int(min(most, max(16, triton.next_power_of_2(count))))
 
 
 def precision() -> Any:

@@ -32,20 +32,51 @@ def _lay_images(
 
 
 @triton.jit
-def _lay_filters(
-    weight, out, net_apart, outputs: tl.constexpr, channels: tl.constexpr, window: tl.constexpr,
-    turned: tl.constexpr, count: tl.constexpr, PITCH: tl.constexpr, BLOCK: tl.constexpr,
+def _four(
+    weight, out, net_apart, outputs: tl.constexpr, channels: tl.constexpr, first: tl.constexpr, high: tl.constexpr,
+    wide: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, turned: tl.constexpr, count: tl.constexpr,
+    PITCH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Filters [outputs, window, channels]; turned, those of the way back: [channels, window upside down, outputs]."""
+    """[corner, first, high + sy, wide + sx, last]: filters of outputs and channels; turned, of channels and outputs."""
     net = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    last, spot, first = at % PITCH, at // PITCH % window, at // (PITCH * window)
+    last, x, y = at % PITCH, at // PITCH % (wide + sx), at // (PITCH * (wide + sx)) % (high + sy)
+    one, spot = at // (PITCH * (wide + sx) * (high + sy)) % first, at // (PITCH * (wide + sx) * (high + sy) * first)
+    y, x = y - spot // 2 * sy, x - spot % 2 * sx
+    good = (at < count) & (y >= 0) & (y < high) & (x >= 0) & (x < wide)
     if turned:
-        place, good = (last * channels + first) * window + window - 1 - spot, last < outputs
+        good = good & (last < outputs)
+        place = ((last * channels + one) * high + high - 1 - y) * wide + wide - 1 - x
     else:
-        place, good = (first * channels + last) * window + spot, last < channels
-    value = tl.load(weight + net * net_apart + place, mask=good & (at < count), other=0.0)
-    tl.store(out + net * count + at, value, mask=at < count)
+        good = good & (last < channels)
+        place = ((one * channels + last) * high + y) * wide + x
+    tl.store(out + net * count + at, tl.load(weight + net * net_apart + place, mask=good, other=0.0), mask=at < count)
+
+
+@triton.jit
+def _fold(
+    parts, bias, out, out_bias, splits: tl.constexpr, outputs: tl.constexpr, channels: tl.constexpr,
+    high: tl.constexpr, wide: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, PITCH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sum over parts and corners, in the order of ordinary filters; behind them, the bias."""
+    net = tl.program_id(1).to(tl.int64)
+    count: tl.constexpr = outputs * channels * high * wide
+    each: tl.constexpr = outputs * (high + sy) * (wide + sx) * PITCH
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x, y, channel, filt = at % wide, at // wide % high, at // (wide * high) % channels, at // (wide * high * channels)
+    place = ((filt * (high + sy) + y) * (wide + sx) + x) * PITCH + channel
+    total = tl.zeros((BLOCK,), tl.float32)
+    tail = tl.zeros((BLOCK,), tl.float32)
+    for split in range(splits):
+        part = parts + (net * splits + split) * 4 * each + place
+        for spot in tl.static_range(4):
+            shift = spot * each + (spot // 2 * sy * (wide + sx) + spot % 2 * sx) * PITCH
+            total += tl.load(part + shift, mask=at < count, other=0.0)
+        after = (net * splits + split) * outputs + at - count
+        tail += tl.load(bias + after, mask=(at >= count) & (at < count + outputs), other=0.0)
+    tl.store(out + net * count + at, total, mask=at < count)
+    tl.store(out_bias + net * outputs + at - count, tail, mask=(at >= count) & (at < count + outputs))
 
 
 @triton.jit
@@ -88,32 +119,51 @@ def images(x: Tensor, padding: Pair) -> Tensor:
     return out
 
 
-def filters(weight: Tensor, turned: bool = False) -> Tensor:
-    """Filters as kernels want them: [rows, outputs, high, wide, pitch]."""
+def four(weight: Tensor, stride: Pair, turned: bool) -> Tensor:
+    """Filters of squares: [rows, 4, outputs, high and a step, wide and a step, pitch]."""
     nets, outputs, channels, high, wide = weight.shape
     weight = rows_apart(weight)
     first, last = (channels, outputs) if turned else (outputs, channels)
-    out = weight.new_empty(nets, first, high, wide, pitch(last))
+    out = weight.new_empty(nets, 4, first, high + stride[0], wide + stride[1], pitch(last))
     count = out[0].numel()
-    _lay_filters[(triton.cdiv(count, BLOCK), nets)](
-        weight, out, weight.stride(0), outputs, channels, high * wide, turned, count, out.shape[-1], BLOCK
+    _four[(triton.cdiv(count, BLOCK), nets)](
+        weight,
+        out,
+        weight.stride(0),
+        outputs,
+        channels,
+        first,
+        high,
+        wide,
+        *stride,
+        turned,
+        count,
+        out.shape[-1],
+        BLOCK,
     )
-    return out
+    return out.flatten(1, 2)
 
 
-def framed(
-    slope: Tensor, code: Tensor | None, frame: Pair, sides: Any, shape: Any, stride: Pair, wanted: Any
-) -> Tensor:
-    """Slopes in a frame from which a convolution makes images of the shape `wanted`; None: just as they were."""
+def fold(parts: Tensor, bias: Tensor, channels: int, shape: Pair, stride: Pair) -> tuple[Tensor, Tensor]:
+    """Gradients of ordinary filters and their bias, from those of squares that were made in parts."""
+    nets, splits, _, outputs = parts.shape[:4]
+    out, total = parts.new_empty(nets, outputs, channels, *shape), parts.new_empty(nets, outputs)
+    block = 128
+    _fold[(triton.cdiv(out[0].numel() + outputs, block), nets)](
+        parts, bias, out, total, splits, outputs, channels, *shape, *stride, parts.shape[-1], block
+    )
+    return out, total
+
+
+def framed(slope: Tensor, code: Tensor | None, wanted: Pair, shape: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """Slopes in a frame of zeros, from which a convolution makes images of the size `wanted`."""
     nets, size, outputs, rows, columns = slope.shape
-    if wanted is None:
-        tall, broad = (step * (count - 1) + 1 for step, count in zip(stride, places(sides, shape, stride), strict=True))
-    else:
-        tall, broad = wanted[0] + shape[0] - 1, wanted[1] + shape[1] - 1
+    tall, broad = wanted[0] + shape[0] - 1, wanted[1] + shape[1] - 1
     out = slope.new_empty(nets, size, tall, broad, pitch(outputs))
     _frame[_grid(out)](
-        slope, slope if code is None else code.permute(0, 1, 3, 4, 2).contiguous(), out, *slope.stride(), size, outputs, rows, columns,
-        *frame, tall, broad, *stride, code is not None, out.shape[-1], BLOCK,
+        slope, slope if code is None else code, out, *slope.stride(), size, outputs, rows, columns,
+        shape[0] - 1 - padding[0], shape[1] - 1 - padding[1], tall, broad, *stride, code is not None,
+        out.shape[-1], BLOCK,
     )  # fmt: skip
     return out
 
