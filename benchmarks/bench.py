@@ -54,6 +54,7 @@ class Sizes:
     clients: tuple[int, int] = (1_000, 1_000_000)
     repeats: int = 5
     rounds: int = 25  # of the large federations, whose rounds are short
+    enough: float = 12.0  # seconds a line, after which a slow or busy machine repeats nothing more
 
 
 GPU = Sizes(lenets=(5, 50, 200))
@@ -130,7 +131,7 @@ def against_plain(
     count: int,
     sizes: Sizes,
 ) -> Figure:
-    seconds = turns({"ours": ours, "plain": theirs}, sizes.repeats, engine.device)
+    seconds = turns({"ours": ours, "plain": theirs}, sizes.repeats, engine.device, sizes.enough)
     best = {side: 1000 * min(times) / count for side, times in seconds.items()}
     return Figure(name, type(engine).__name__.lower(), unit, best["ours"], best["plain"])
 
@@ -138,7 +139,7 @@ def against_plain(
 def growth(sizes: Sizes, device: torch.device) -> Figure:
     """The median round among many clients, against one among few, with cohorts of one size."""
     trainings = {clients: scale.training(clients, cohort=50, device=str(device)) for clients in sizes.clients}
-    seconds = turns({str(k): training.advance for k, training in trainings.items()}, sizes.rounds, device)
+    seconds = turns({str(k): training.advance for k, training in trainings.items()}, sizes.rounds, device, sizes.enough)
     few, many = (1000 * statistics.median(times) for times in seconds.values())
     name = "{1:,} clients against {0:,}".format(*sizes.clients)
     return Figure(name, "vector", "round", many, few)

@@ -72,11 +72,19 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def turns(sides: Mapping[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of every repeat of every side. They take turns, so that a busy machine disturbs all alike."""
+def turns(
+    sides: Mapping[str, Callable[[], object]], repeats: int, device: torch.device, enough: float = float("inf")
+) -> dict[str, list[float]]:
+    """Seconds of every repeat of every side. They take turns, so that a busy machine disturbs all alike.
+
+    No repeat begins after `enough` seconds, but for the first.
+    """
+    start = time.perf_counter()
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     warm = 3 if device.type == "cuda" else 1  # on a GPU, the second time captures a graph
     for repeat in range(warm + repeats):
+        if repeat > warm and time.perf_counter() - start > enough:
+            break
         for name, work in sides.items():
             wait(device)
             began = time.perf_counter()
