@@ -10,7 +10,8 @@ the other with nn.Module, torch.optim.SGD and cross entropy, channels last on a 
 
 `benchmarks/history.jsonl` has one line per commit, machine and number of threads: measuring again replaces it. A tree
 with changes is no commit, so its figures are shown and not kept there; `--record FILE` keeps them, marked `-dirty`.
-`--commit` names the commit where there is no checkout, as on a machine that was sent the files alone.
+`--commit` names the commit where there is no checkout, as on a machine that was sent the files alone; its line is then
+carried over: cat FILE >> benchmarks/history.jsonl
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Sizes:
 
     lenets: tuple[int, ...] = (5,)
     steps: int = 20  # of local training
+    side: int = 32  # of an image
     examples: int = 450  # a client's, as in CIFAR-10 among 100 clients
     digits: int = 20  # clients
     pefll: int = 50  # steps a round
@@ -58,7 +60,7 @@ class Sizes:
 
 
 GPU = Sizes(lenets=(5, 50, 200))
-TINY = Sizes((2,), steps=2, examples=40, digits=3, pefll=2, flowdup=2, clients=(60, 120), repeats=1, rounds=2)
+TINY = Sizes((2,), steps=2, side=16, examples=40, digits=3, pefll=2, flowdup=2, clients=(60, 120), repeats=1, rounds=2)
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,16 @@ class Figure:
 
 
 def figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
+    shape = (sizes.side, sizes.side, 3)
     for clients in sizes.lenets:
-        yield training(f"LeNet, {clients} clients", noise(clients, sizes.examples), "lenet", sizes, device)
+        yield training(f"LeNet, {clients} clients", noise(clients, sizes.examples, shape), "lenet", sizes, device)
     digits = federate("digits", partition="iid", clients=sizes.digits)
     yield training(f"digits MLP, {sizes.digits} clients", digits, "mlp", sizes, device)
-    few = noise(5, sizes.examples)
+    few = noise(5, sizes.examples, shape)
     yield round_of("FedAvg round, LeNet, 5 clients", few, "lenet", FedAvg, sizes, device)
     settings = {"descriptor": 26, "steps": sizes.pefll}  # as for 100 clients
     yield round_of("PeFLL round, LeNet, 5 clients", few, "lenet", PeFLL, sizes, device, **settings)
-    unlike = noise(sizes.flowdup, 100)  # examples a client, as in its paper
+    unlike = noise(sizes.flowdup, 100, shape)  # examples a client, as in its paper
     yield round_of(f"FLowDUP round, CNN, {sizes.flowdup} clients", unlike, "cnn64", FLowDUP, sizes, device)
     yield growth(sizes, device)
 
@@ -175,6 +178,8 @@ def main(words: list[str] | None = None) -> None:
         torch.set_num_threads(options.threads)
     torch.set_float32_matmul_precision("high")  # TF32 on a GPU, as latecomer's runs have it; for both sides
     device, name = pick_device("auto"), options.commit or commit()
+    if options.record and not name:
+        parser.error("git cannot tell which commit this is; name it by --commit.")
     about = history.about(name, words if words is not None else sys.argv[1:], device)
     console.print(where(), highlight=False, soft_wrap=True)
     found = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 import bench
+import cohort
 import common
 import history
 import plain
+import scale
 import toys
 from latecomer import Federation, tree
 from latecomer.engines import make
@@ -72,9 +75,9 @@ def test_the_plain_loop_does_the_same_work(kind: type[Method], settings: dict[st
 
 
 def test_the_plain_loop_trains_as_the_engines_do() -> None:
-    cohort = common.Cohort(monotonous(), "lenet", steps=3, device=CPU, batch=4)
-    expected = cohort.exchange(make("loop", cohort.method, [cohort.federation], "cpu"))
-    found = cohort.plain()()
+    clients = common.Cohort(monotonous(), "lenet", steps=3, device=CPU, batch=4)
+    expected = clients.exchange(make("loop", clients.method, [clients.federation], "cpu"))
+    found = clients.plain()()
     assert min(float(leaf.abs().max()) for leaf in tree.leaves(expected)) > 1e-4
     assert toys.gap(expected, found) < 1e-6
 
@@ -88,6 +91,27 @@ def test_bench_runs_and_records_nothing_tiny(capsys: pytest.CaptureFixture[str])
     assert history.FILE.read_text(encoding="utf-8") == before
 
 
+@pytest.mark.parametrize(
+    ("script", "words", "lines"),
+    [
+        (
+            cohort,
+            "--rows 2 --steps 1 --side 16 --repeats 1",
+            ["2 clients  plain", "2 clients  loop", "2 clients  vector"],
+        ),
+        (scale, "--clients 60,70 --rounds 1", ["60 clients", "70 clients"]),
+    ],
+    ids=["cohort", "scale"],
+)
+def test_the_other_tables(
+    script: Any, words: str, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [script.__name__, *words.split()])
+    script.main()
+    shown = capsys.readouterr().out
+    assert all(shown.count(line) == 1 for line in lines)
+
+
 @pytest.mark.parametrize(("commit", "kept"), [("abc1234", True), ("abc1234-dirty", False), ("", False)])
 def test_only_commits_are_recorded(
     commit: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -98,7 +122,12 @@ def test_only_commits_are_recorded(
     bench.main([])
     assert history.FILE.exists() == kept
     assert ("not recorded" in capsys.readouterr().out) != kept
-    bench.main(["--record", str(tmp_path / "else.jsonl")])
+    words = ["--record", str(tmp_path / "else.jsonl")]
+    if not commit:
+        with pytest.raises(SystemExit, match="2"):
+            bench.main(words)
+        words += ["--commit", (commit := "def5678")]
+    bench.main(words)
     (line,) = history.read(tmp_path / "else.jsonl")
     assert line["commit"] == commit
     assert line["figures"]["LeNet"] == {
