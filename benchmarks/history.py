@@ -56,7 +56,7 @@ def read(path: Path) -> list[Line]:
     except ValueError as error:
         raise BadHistory(f"{path} is no history of measurements: {error}.") from error
     for number, line in enumerate(lines, 1):
-        missing = sorted({*SAME, "date", "torch", "figures"} - (line.keys() if isinstance(line, dict) else set()))
+        missing = sorted({*SAME, "date", "figures"} - (line.keys() if isinstance(line, dict) else set()))
         if missing:
             raise BadHistory(f"{path} is no history of measurements: line {number} lacks {', '.join(missing)}.")
     return lines
@@ -68,14 +68,18 @@ def show(path: Path, console: Console) -> None:
     for machine, threads in dict.fromkeys((line["machine"], line["threads"]) for line in lines):
         mine = [line for line in lines if (line["machine"], line["threads"]) == (machine, threads)]
         table = Table(title=f"{machine}, {threads} threads: times as fast as the plain loop")
-        for head in ("date", "commit", "torch"):
+        for head in ("date", "commit", "load"):
             table.add_column(head, no_wrap=True)
         names = list(dict.fromkeys(name for line in mine for name in line["figures"]))
         for name in names:
-            table.add_column(name, justify="right")
+            words = name.replace(" clients", "").replace(", ", " ").split()
+            table.add_column("\n".join(words), justify="right", overflow="fold")  # narrow, as there are many
         for line in mine:
             ratios = [line["figures"].get(name, {}).get("times_as_fast") for name in names]
             table.add_row(
-                line["date"], line["commit"], line["torch"], *("-" if r is None else f"{r:.2f}" for r in ratios)
+                line["date"],
+                line["commit"],
+                str(line.get("load", "-")),
+                *("-" if r is None else f"{r:.2f}" for r in ratios),
             )
         console.print(table)
