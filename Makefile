@@ -16,8 +16,7 @@ check: .venv/dev
 	$(BIN)/mypy
 
 bench: .venv/dev
-	$(BIN)/python benchmarks/cohort.py
-	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/bench.py
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

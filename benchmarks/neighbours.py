@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
+from functools import partial
 
 import torch
 
-from common import where
+from common import turns, where
 from latecomer.nets.neighbours import Datastore
 
 
@@ -33,14 +33,9 @@ def main() -> None:
         queries = torch.randn(options.queries, options.features, generator=generator)
         everything = torch.ones(examples, dtype=torch.bool)
         stores = {name: Datastore(keys, labels, everything, 10, name) for name in ("torch", "faiss")}
-        seconds: dict[str, list[float]] = {name: [] for name in stores}
-        votes = {}
-        for repeat in range(options.repeats + 1):  # the first warms up
-            for name, store in stores.items():
-                began = time.perf_counter()
-                votes[name] = store.votes(queries, (options.k,), (1.0,))
-                if repeat:
-                    seconds[name].append(time.perf_counter() - began)
+        sides = {name: partial(store.votes, queries, (options.k,), (1.0,)) for name, store in stores.items()}
+        seconds = turns(sides, options.repeats, queries.device)
+        votes = {name: side() for name, side in sides.items()}
         torch_, faiss = (statistics.median(seconds[name]) for name in ("torch", "faiss"))
         gap = float((votes["torch"] - votes["faiss"]).abs().max())
         print(

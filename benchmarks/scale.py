@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import resource
 import statistics
-import time
 
 import torch
 
-from common import where
+from common import turns, where
 from latecomer import Federation, make_task
-from latecomer.data.federation import Examples, Rows
+from latecomer.data.federation import USUAL, Examples, Rows
 from latecomer.engines import make
 from latecomer.methods.fedavg import FedAvg
 from latecomer.nets.models import builder
@@ -42,13 +41,31 @@ def federation(clients: int) -> Federation:
         )
         for split, count in OWNED.items()
     }
-    columns = {"labelled": torch.ones(clients, dtype=torch.bool), "rotation": torch.zeros(clients, dtype=torch.int16)}
+    columns = {
+        "labelled": torch.ones(clients, dtype=torch.bool),
+        "rotation": torch.zeros(clients, dtype=torch.int16),
+        "budget": torch.full((clients,), USUAL, dtype=torch.int8),
+    }
     return Federation(examples, **splits, **columns, members=clients)
+
+
+def training(clients: int, cohort: int, device: str = "auto") -> Training:
+    """FedAvg with a small network among so many clients."""
+    built = federation(clients)
+    method = FedAvg(task=make_task(built, builder("mlp", (1, 8, 8))), clients=clients, members=clients, batch=8)
+    plan = Plan(rounds=10**9, cohort=cohort)
+    return Training(method, [built], make("vector", method, [built], device), plan)
 
 
 def bytes_each(built: Federation) -> float:
     """Bytes a client costs beyond its index rows, by the tensors that hold them."""
-    columns = [built.labelled, built.rotation, built.weight, *(built.rows(split).start for split in OWNED)]
+    columns = [
+        built.labelled,
+        built.rotation,
+        built.budget,
+        built.weight,
+        *(built.rows(split).start for split in OWNED),
+    ]
     return sum(column.numel() * column.element_size() for column in columns) / len(built)
 
 
@@ -63,21 +80,13 @@ def main() -> None:
     growth: dict[int, int] = {}
     for clients in map(int, options.clients.split(",")):
         before = peak()
-        built = federation(clients)
-        method = FedAvg(task=make_task(built, builder("mlp", (1, 8, 8))), clients=clients, members=clients, batch=8)
-        plan = Plan(rounds=10**9, cohort=options.cohort)
-        trainings[clients] = Training(method, [built], make("vector", method, [built]), plan)
+        trainings[clients] = training(clients, options.cohort)
         growth[clients] = peak() - before
-    seconds: dict[int, list[float]] = {clients: [] for clients in trainings}
-    for number in range(options.rounds + 2):  # the first two warm up
-        for clients, training in trainings.items():
-            began = time.perf_counter()
-            training.advance()
-            if number >= 2:
-                seconds[clients].append(time.perf_counter() - began)
-    first = statistics.median(next(iter(seconds.values())))
-    for clients, times in seconds.items():
-        median = statistics.median(times)
+    device = next(iter(trainings.values())).engine.device
+    seconds = turns({str(clients): each.advance for clients, each in trainings.items()}, options.rounds, device)
+    first = statistics.median(seconds[next(iter(seconds))])
+    for clients in trainings:
+        median = statistics.median(seconds[str(clients)])
         each = bytes_each(trainings[clients].federations[0])
         print(
             f"{clients:9,} clients  {1000 * median:8.2f} ms a round  {median / first:5.2f} x the first  "

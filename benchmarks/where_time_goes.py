@@ -8,18 +8,14 @@ Prints the milliseconds per client-step by replay of the captured graph, then wh
 from __future__ import annotations
 
 import argparse
-import time
 from collections import Counter
+from functools import partial
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from common import noise, wait, where
-from latecomer import make_task, tree
-from latecomer.clients import Clients
+from common import Cohort, noise, turns, wait, where
 from latecomer.engines.vector import Vector
-from latecomer.methods.pfedhn import PFedHN
-from latecomer.nets.models import builder
 
 
 def main() -> None:
@@ -39,30 +35,17 @@ def main() -> None:
 
 def study(rows: int, options: argparse.Namespace) -> None:
     device = torch.device("cuda")
-    federation = noise(rows, 400)
-    task = make_task(federation, builder(options.model, federation.examples.shape))
-    method = PFedHN(task=task, clients=rows, members=rows, steps=options.steps, batch=options.batch)
-    engine = Vector(method, [federation], device)
-    params = tree.to(task.model.fresh(torch.Generator().manual_seed(0)), device)
-    each = {"params": tree.map(lambda leaf: leaf.expand(rows, *leaf.shape).contiguous(), params)}
-
-    def once(number: int) -> None:
-        Clients(engine, torch.arange(rows), number).run(method.fit, each=each)
-        wait(device)
-
+    cohort = Cohort(noise(rows, 400), options.model, options.steps, device, options.batch)
+    engine = Vector(cohort.method, [cohort.federation], device)
+    once = partial(cohort.exchange, engine)
     torch.cuda.reset_peak_memory_stats()
-    for number in range(4):
-        once(number)
-    best = float("inf")
-    for number in range(8):
-        began = time.perf_counter()
-        once(number)
-        best = min(best, time.perf_counter() - began)
+    best = min(turns({"replay": once}, 8, device)["replay"])
     steps = rows * options.steps
     memory = torch.cuda.max_memory_allocated() / 2**30
     print(f"\n{rows} rows: {1000 * best / steps:.4f} ms a client-step, {memory:.2f} GiB at most")
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        once(0)
+        once()
+        wait(device)
     spent, calls = Counter[str](), Counter[str]()
     for event in recorded.key_averages():
         spent[event.key] += event.device_time_total

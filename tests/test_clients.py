@@ -15,13 +15,12 @@ from latecomer.clients import Clients, Exchange, Replies, Sending
 from latecomer.engines import make
 from latecomer.engines.home import CLIENT
 from latecomer.errors import ProtocolError
-from latecomer.method import Method
 from latecomer.task import Home
 from latecomer.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Echo(Method):
+class Echo(toys.Idle):
     """Says what it is sent, in a few ways."""
 
     def echo(self, home: Home, *, value: Tensor) -> Tree:
@@ -43,18 +42,6 @@ class Echo(Method):
     def odd_one_out(self, home: Any) -> Tree:
         """Nonsense from client 3, in one number of two."""
         return {"x": torch.where(home._card[CLIENT] == 3, torch.tensor([1.0, torch.nan]), torch.ones(2))}
-
-    def init(self, generator: torch.Generator) -> Tree:
-        return {}
-
-    def round(self, state: Tree, clients: Clients) -> Tree:
-        return state
-
-    def personalise(self, state: Tree, clients: Clients) -> Sending:
-        return Sending()
-
-    def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:
-        return x.flatten(1)[:, :10]
 
 
 METHOD = Echo(task=toys.task(), clients=len(toys.TRAIN), members=toys.MEMBERS)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import toys
 from latecomer import methods, tree
-from latecomer.clients import Clients, Sending
+from latecomer.clients import Clients
 from latecomer.data import Federation
 from latecomer.engines import auto, make, pick_device
 from latecomer.engines.home import Homes, PackedHome, entropy
@@ -29,7 +29,6 @@ from latecomer.errors import (
     UnknownName,
 )
 from latecomer.lockstep import Lockstep
-from latecomer.method import Method
 from latecomer.nets.net import Net
 from latecomer.task import Batch, Home, Task
 from latecomer.tree import Tree
@@ -38,7 +37,7 @@ ALL = torch.arange(len(toys.TRAIN))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diary(Method):
+class Diary(toys.Idle):
     """Shows what a home gives, and writes down that it was visited."""
 
     def draw(self, home: Home) -> Tree:
@@ -68,18 +67,6 @@ class Diary(Method):
 
     def memory(self, generator: torch.Generator) -> Tree:
         return {"visits": torch.zeros(()), "note": torch.rand(2, generator=generator)}
-
-    def init(self, generator: torch.Generator) -> Tree:
-        return {}
-
-    def round(self, state: Tree, clients: Clients) -> Tree:
-        return state
-
-    def personalise(self, state: Tree, clients: Clients) -> Sending:
-        return Sending()
-
-    def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:
-        return x.flatten(1)[:, :10]
 
 
 def _show(batch: Batch) -> Tree:

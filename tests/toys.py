@@ -13,13 +13,13 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from latecomer import methods, tree
-from latecomer.clients import Ask, Clients, Engine, Exchange
+from latecomer.clients import Ask, Clients, Engine, Exchange, Sending
 from latecomer.data import Federation
 from latecomer.engines import make
 from latecomer.method import Method
 from latecomer.nets.net import Net
 from latecomer.settings import settings_of
-from latecomer.task import Task
+from latecomer.task import Home, Task
 from latecomer.tree import Tree
 
 torch.set_num_threads(1)  # the networks here are so small that a second thread only waits
@@ -100,7 +100,7 @@ def method(name: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Me
     kind = methods.get(name)
     small = {key: value for key, f in settings_of(kind).items() if (value := _small(key, f)) is not None}
     if dtype == torch.float64:
-        kind = _double(kind)
+        kind = doubled(kind)
     return kind(task=task(dtype, sizes), clients=len(TRAIN), members=MEMBERS, **small | settings)
 
 
@@ -117,7 +117,7 @@ def _small(name: str, f: dataclasses.Field[Any]) -> int | None:
     return min(f.default, 12) if name in ("hidden", "width") else None
 
 
-def _double(kind: type[Method]) -> type[Method]:
+def doubled(kind: type[Method]) -> type[Any]:
     """The same method, whose numbers begin in double precision and so stay there."""
 
     class Double(kind):  # type: ignore[misc, valid-type]
@@ -190,6 +190,23 @@ def same(a: Tree, b: Tree) -> bool:
     return first.keys() == second.keys() and all(
         leaf.dtype == second[path].dtype and torch.equal(leaf, second[path]) for path, leaf in first.items()
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Idle(Method):
+    """A method whose rounds do nothing, for the steps that a test adds to it."""
+
+    def init(self, generator: torch.Generator) -> Tree:
+        return {}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        return state
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        return Sending()
+
+    def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:
+        return x.flatten(1)[:, :10]
 
 
 class Spy:

@@ -107,28 +107,10 @@ class Method(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainsBySteps(Method):
-    """A method whose clients train by SGD, so many batches a round: what pFedHN and its kin share."""
-
-    lr: float = setting(5e-3, "local learning rate", above=0)
-    steps: int = setting(50, "local batches a round", low=1)
-    batch: int = setting(64, "examples a batch", low=1)
-    momentum: float = setting(0.9, "local momentum, within a round", low=0, high=0.999)
-    weight_decay: float = setting(5e-5, "local weight decay", low=0)
-    clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0)
-
-    local: learn.SGD = made()
-
-    def build(self) -> None:
-        self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainsByPasses(Method):
-    """A method whose clients train by SGD, some passes over their data a round: what FedAvg and its kin share."""
+class TrainsBySGD(Method):
+    """A method whose clients train by SGD; how long they do, it says itself or one of the next two."""
 
     lr: float = setting(0.05, "local learning rate", above=0)
-    epochs: int = setting(1, "local passes over the data a round", low=1)
     batch: int = setting(32, "examples a batch", low=1)
     momentum: float = setting(0.0, "local momentum, within a round", low=0, high=0.999)
     weight_decay: float = setting(0.0, "local weight decay", low=0)
@@ -138,6 +120,25 @@ class TrainsByPasses(Method):
 
     def build(self) -> None:
         self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainsByPasses(TrainsBySGD):
+    """Some passes over a client's data a round: what FedAvg and its kin share."""
+
+    epochs: int = setting(1, "local passes over the data a round", low=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainsBySteps(TrainsBySGD):
+    """So many batches a round, whatever a client's data: what pFedHN and its kin share."""
+
+    lr: float = setting(5e-3, "local learning rate", above=0)
+    steps: int = setting(50, "local batches a round", low=1)
+    batch: int = setting(64, "examples a batch", low=1)
+    momentum: float = setting(0.9, "local momentum, within a round", low=0, high=0.999)
+    weight_decay: float = setting(5e-5, "local weight decay", low=0)
+    clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,19 +191,29 @@ class KeepsOwnModel(Method):
         return self.task.logits(home.memory["params"], x)
 
     def memory(self, generator: torch.Generator) -> Tree:
-        return {"params": self.task.model.fresh(generator)}  # a place for its weights; never used as it is
+        return {"params": self.task.model.fresh(generator)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeetsNewcomers(Method):
-    """A client remembers (as `met`) whether it has trained what it needs; whoever has not is asked to, before use."""
+    """A client remembers (as `met`) whether it has trained what it keeps; whoever has not is asked to, before use.
+
+    Only the client can know: its answer may have been lost after it trained. A server knows what it keeps itself.
+    """
 
     def introduce(self, home: Home) -> Tree:
         return {"met": home.memory["met"]}
 
     @abstractmethod
-    def arrive(self, home: Home, *, params: Tree) -> Tree:
-        """On the client: train what is missing, keep it, and say nothing."""
+    def arrive(self, home: Home, *args: Any, **state: Any) -> Tree:
+        """On the client: train what is missing, keep it, and say nothing. The message is the server's state."""
+
+    def keep(self, home: Home, trained: Tree) -> None:
+        """On the client: remember what was trained, and that it was."""
+        home.memory = {**trained, "met": torch.ones_like(home.memory["met"])}
+
+    def memory(self, generator: torch.Generator) -> Tree:
+        return super().memory(generator) | {"met": torch.zeros(())}
 
     def receive(self, state: Tree, clients: Clients) -> None:
         """Let latecomers, and members that were never drawn, `arrive`."""
@@ -213,13 +224,11 @@ class MeetsNewcomers(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharesBody(Method):
+class SharesBody(MeetsNewcomers, TrainsBySGD):
     """The body of the model is common, and its changes are averaged; the head, its last layer, stays at the client."""
 
     by: ClassVar[By] = "examples"
     """What a client counts for in the mean."""
-
-    local: learn.SGD = made()
 
     @abstractmethod
     def fit(self, home: Home, *, body: Tree) -> Tree:
@@ -232,29 +241,22 @@ class SharesBody(Method):
     def fit_head(self, home: Home, body: Tree, batches: Batches) -> Tree:
         """On the client: train the head while the body stays as it is, and keep it."""
         head = self.local(lambda head, batch: self.task.loss(body | head, batch), home.memory["head"], batches)
-        home.memory = {"head": head}
+        self.keep(home, {"head": head})
         return head
 
     def predict(self, home: Home, x: Tensor, *, body: Tree) -> Tensor:  # type: ignore[override]
         return self.task.logits(body | home.memory["head"], x)
 
     def memory(self, generator: torch.Generator) -> Tree:
-        return {"head": tree.pick(self.task.model.fresh(generator), self.task.head)}
+        return {"head": tree.pick(self.task.model.fresh(generator), self.task.head)} | super().memory(generator)
 
     def init(self, generator: torch.Generator) -> Tree:
-        body = tree.without(self.task.model.fresh(generator), self.task.head)
-        return {"body": body, "met": torch.zeros(self.members, dtype=torch.bool)}  # met: who has a trained head
+        return {"body": tree.without(self.task.model.fresh(generator), self.task.head)}
 
     def round(self, state: Tree, clients: Clients) -> Tree:
-        update = clients.run(self.fit, shared={"body": state["body"]})
-        ids, met = clients.index, state["met"]
-        return {
-            "body": tree.add(state["body"], update.mean(by=self.by)),
-            "met": met.index_copy(0, ids, met[ids] | update.heard),
-        }
+        update = clients.mean(self.fit, shared=state, by=self.by)
+        return {"body": tree.add(state["body"], update)}
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
-        newcomers = clients.only(~torch.isin(clients.ids, state["met"].nonzero()[:, 0].cpu()))
-        if len(newcomers):  # latecomers, and members that were never drawn
-            newcomers.run(self.arrive, shared={"body": state["body"]})
-        return Sending(shared={"body": state["body"]})
+        self.receive(state, clients)
+        return Sending(shared=state)

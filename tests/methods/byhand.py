@@ -28,12 +28,15 @@ def owners(x: Any, y: Any, rows: Sequence[Sequence[int]], members: int) -> Feder
     )
 
 
-def gradient(weight: Array, bias: Array, x: Array, y: Array) -> tuple[Array, Array]:
-    """Of the mean cross-entropy of softmax(weight x + bias): (probabilities - one-hot label), times the inputs."""
-    scores = x @ weight.T + bias
+def slope(theta: Array, x: Any, y: Any) -> Array:
+    """The gradient of the mean cross-entropy of softmax(weight x + bias): (probabilities - one-hot label), times the
+    inputs. `theta` is a layer's weight, row by row, and then its bias; so is the gradient.
+    """
+    x, y = np.array(x, float), np.array(y)
+    scores = x @ theta[:-2].reshape(2, -1).T + theta[-2:]
     likely = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
     wrong = (likely - np.eye(2)[y]) / len(y)
-    return wrong.T @ x, wrong.sum(0)
+    return np.concatenate([(wrong.T @ x).ravel(), wrong.sum(0)])
 
 
 def descend(
@@ -46,13 +49,11 @@ def descend(
     decay: float = 0.0,
     clip: float = 0.0,
 ) -> Array:
-    """Steps of SGD on all examples at once; `theta` is the layer's weight, row by row, and then its bias."""
-    x, y, inputs = np.array(x, float), np.array(y), np.shape(x)[1]
+    """Steps of SGD on all examples at once."""
     velocity = np.zeros_like(theta)
     for _ in range(steps):
-        by_weight, by_bias = gradient(theta[: 2 * inputs].reshape(2, inputs), theta[2 * inputs :], x, y)
-        slope = np.concatenate([by_weight.ravel(), by_bias])
-        velocity = momentum * velocity + slope * shortening(slope, clip) + decay * theta
+        down = slope(theta, x, y)
+        velocity = momentum * velocity + down * shortening(down, clip) + decay * theta
         theta = theta - lr * velocity
     return theta
 
@@ -65,6 +66,11 @@ def shortening(vector: Array, clip: float) -> float:
 def flat(params: dict[str, torch.Tensor]) -> Array:
     """A linear layer's weights as `descend` takes them (and as a hypernetwork emits them)."""
     return np.concatenate([params["weight"].flatten(-2).double().numpy(), params["bias"].double().numpy()], -1)
+
+
+def layer(theta: Array) -> dict[str, torch.Tensor]:
+    """The way back."""
+    return {"weight": tensor(theta[:-2].reshape(2, -1)), "bias": tensor(theta[-2:])}
 
 
 def tensor(values: Any, dtype: torch.dtype = torch.float64) -> torch.Tensor:

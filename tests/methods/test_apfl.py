@@ -4,40 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
+import byhand
 import numpy as np
 import pytest
 import torch
-from byhand import descend, flat, gradient, linear_task, owners, tensor
+from byhand import descend, flat, layer, linear_task, owners, tensor
 
 from latecomer.clients import Clients
 from latecomer.engines import make
 from latecomer.methods.apfl import APFL
-from toys import double
+from toys import doubled
 
 X, Y = np.array([[1.0, 2.0], [2.0, 0.0], [0.0, 4.0], [3.0, 1.0]]), np.array([0, 1, 0, 1])
 ROWS = [[0], [1, 2], [3]]
 FEDERATION = owners(X, Y, ROWS, members=2)
 START = np.array([0.3, -0.2, 0.1, 0.5, -0.4, 0.2])
 LR, ALPHA = 0.3, 0.25
+Double = doubled(APFL)  # so that it can be compared with NumPy to many digits
 
 
-class Double(APFL):
-    """In double precision, so that it can be compared with NumPy to the last digits."""
-
-    def memory(self, generator: torch.Generator) -> dict[str, Any]:
-        return double(super().memory(generator))
-
-
-def build(engine: str, **settings: Any) -> tuple[Double, Any, dict[str, Any]]:
+def build(engine: str, **settings: Any) -> tuple[APFL, Any, dict[str, Any]]:
     fixed = {"mix": ALPHA, "lr": LR, "epochs": 2, "batch": 2, "arrive_epochs": 4}
     method = Double(task=linear_task(2), clients=3, members=2, **fixed | settings)
-    state = {"params": {"weight": tensor(START[:4].reshape(2, 2)), "bias": tensor(START[4:])}}
+    state = {"params": layer(START)}
     return method, make(engine, method, [FEDERATION], "cpu"), state
 
 
 def slope(client: int, theta: np.ndarray) -> np.ndarray:
-    by_weight, by_bias = gradient(theta[:4].reshape(2, 2), theta[4:], X[ROWS[client]], Y[ROWS[client]])
-    return np.concatenate([by_weight.ravel(), by_bias])
+    return byhand.slope(theta, X[ROWS[client]], Y[ROWS[client]])
 
 
 def personal(client: int, v: np.ndarray, w: np.ndarray, alpha: float = ALPHA) -> np.ndarray:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from byhand import Array, descend, flat, gradient, linear_task, tensor
+from byhand import Array, descend, flat, layer, linear_task, slope, tensor
 
 from latecomer.clients import Clients
 from latecomer.data import Federation
 from latecomer.engines import make
 from latecomer.methods.atp import ATP
-from toys import double
+from toys import doubled
 
 X = np.array([[1.0, 2.0], [2.0, 0.0], [0.0, 4.0], [3.0, 1.0], [1.0, -1.0], [0.5, 0.5]])
 Y = np.array([0, 1, 0, 1, 1, 0])
@@ -24,23 +24,17 @@ TRAIN, VAL = [[0], [1, 2], [3, 4, 5]], [[1], [0, 3], [0]]
 START = np.array([0.3, -0.2, 0.1, 0.5, -0.4, 0.2])
 RATES = np.array([0.4, -0.3])  # of weight and bias
 LR = 0.7
-
-
-class Double(ATP):
-    """In double precision, so that it can be compared with NumPy to the last digits."""
-
-    def memory(self, generator: torch.Generator) -> dict[str, Any]:
-        return double(super().memory(generator))
+Double = doubled(ATP)  # so that it can be compared with NumPy to many digits
 
 
 def federation(labelled: tuple[bool, ...] = (True, True, False)) -> Federation:
     return Federation.from_arrays(X, Y, train=TRAIN, val=VAL, test=TRAIN, members=2, classes=2, labelled=labelled)
 
 
-def build(**settings: Any) -> tuple[Double, dict[str, Any]]:
+def build(**settings: Any) -> tuple[ATP, dict[str, Any]]:
     fixed = {"lr": 0.3, "rate_lr": LR, "batch": 2, "epochs": 2, "warmup": 1}
     method = Double(task=linear_task(2), clients=3, members=2, **fixed | settings)
-    params = {"weight": tensor(START[:4].reshape(2, 2)), "bias": tensor(START[4:])}
+    params = layer(START)
     return method, {"params": params, "rates": {"weight": tensor(RATES[0]), "bias": tensor(RATES[1])}}
 
 
@@ -60,8 +54,8 @@ def learned(rates: Array, rows: list[int]) -> Array:
     """Rates after one lesson: the slopes of entropy and loss, multiplied, by the root of a tensor's size (4 and 2)."""
     down = entropy_slope(START, rows)
     theta = moved(START, rates, down)
-    up = gradient(theta[:4].reshape(2, 2), theta[4:], X[rows], Y[rows])
-    return rates + LR * np.array([(up[0] * down[0]).sum() / 2, (up[1] * down[1]).sum() / np.sqrt(2)])
+    up = slope(theta, X[rows], Y[rows])
+    return rates + LR * np.array([up[:4] @ down[0].ravel() / 2, up[4:] @ down[1] / np.sqrt(2)])
 
 
 def found(state: dict[str, Any]) -> Array:

@@ -7,31 +7,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from byhand import descend, flat, gradient, linear_task, owners, tensor
+from byhand import descend, flat, layer, linear_task, owners, slope
 
 from latecomer.clients import Clients
 from latecomer.engines import make
 from latecomer.methods.ditto import Ditto
-from toys import double
+from toys import doubled
 
 X, Y = np.array([[1.0, 2.0], [2.0, 0.0], [0.0, 4.0], [3.0, 1.0]]), np.array([0, 1, 0, 1])
 ROWS = [[0], [1, 2], [3]]
 FEDERATION = owners(X, Y, ROWS, members=2)
 START = np.array([0.3, -0.2, 0.1, 0.5, -0.4, 0.2])
 LR, LAMBDA = 0.3, 0.7
+Double = doubled(Ditto)  # so that it can be compared with NumPy to many digits
 
 
-class Double(Ditto):
-    """In double precision, so that it can be compared with NumPy to the last digits."""
-
-    def memory(self, generator: torch.Generator) -> dict[str, Any]:
-        return double(super().memory(generator))
-
-
-def build() -> tuple[Double, dict[str, Any]]:
+def build() -> tuple[Ditto, dict[str, Any]]:
     passes = {"epochs": 2, "personal_epochs": 3, "arrive_epochs": 5}
     method = Double(task=linear_task(2), clients=3, members=2, batch=2, lr=LR, lambda_prox=LAMBDA, **passes)
-    return method, {"params": {"weight": tensor(START[:4].reshape(2, 2)), "bias": tensor(START[4:])}}
+    return method, {"params": layer(START)}
 
 
 def common(client: int, theta: np.ndarray) -> np.ndarray:
@@ -41,8 +35,7 @@ def common(client: int, theta: np.ndarray) -> np.ndarray:
 def personal(client: int, own: np.ndarray, theta: np.ndarray, steps: int = 3) -> np.ndarray:
     """Steps along the gradient of the loss plus lambda (v - w)."""
     for _ in range(steps):
-        by_weight, by_bias = gradient(own[:4].reshape(2, 2), own[4:], X[ROWS[client]], Y[ROWS[client]])
-        own = own - LR * (np.concatenate([by_weight.ravel(), by_bias]) + LAMBDA * (own - theta))
+        own = own - LR * (slope(own, X[ROWS[client]], Y[ROWS[client]]) + LAMBDA * (own - theta))
     return own
 
 

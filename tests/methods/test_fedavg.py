@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from byhand import descend, flat, linear_task, owners, tensor
+from byhand import descend, flat, layer, linear_task, owners, tensor
 
 from latecomer.clients import Clients
 from latecomer.engines import make
@@ -17,7 +17,7 @@ FEDERATION = owners(X, Y, [[0], [1, 2]], members=2)
 
 def after_a_round(engine: str, start: np.ndarray, **settings: float) -> np.ndarray:
     method = FedAvg(task=linear_task(2), clients=2, members=2, batch=2, **settings)
-    state = {"params": {"weight": tensor(start[:4].reshape(2, 2)), "bias": tensor(start[4:])}}
+    state = {"params": layer(start)}
     clients = Clients(make(engine, method, [FEDERATION], "cpu"), torch.tensor([0, 1]), 0)
     return flat(method.round(state, clients)["params"])
 

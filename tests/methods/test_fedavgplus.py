@@ -7,29 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from byhand import descend, flat, linear_task, owners, tensor
+from byhand import descend, flat, layer, linear_task, owners
 
 from latecomer.clients import Clients
 from latecomer.engines import make
 from latecomer.methods.fedavgplus import FedAvgPlus
+from toys import doubled
 
 X, Y = [[1.0, 2.0], [2.0, 0.0], [0.0, 4.0], [3.0, 1.0]], [0, 1, 0, 1]
 ROWS = [[0], [1, 2], [3]]
 FEDERATION = owners(X, Y, ROWS, members=2)
 START = np.array([0.3, -0.2, 0.1, 0.5, -0.4, 0.2])
+Double = doubled(FedAvgPlus)  # so that it can be compared with NumPy to many digits
 
 
-class Double(FedAvgPlus):
-    """In double precision, so that it can be compared with NumPy to the last digits."""
-
-    def memory(self, generator: torch.Generator) -> dict[str, Any]:
-        return {"params": {key: value.double() for key, value in super().memory(generator)["params"].items()}}
-
-
-def build() -> tuple[Double, dict[str, Any]]:
+def build() -> tuple[FedAvgPlus, dict[str, Any]]:
     rates = {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.1, "tune_lr": 0.2}
     method = Double(task=linear_task(2), clients=3, members=2, batch=2, epochs=2, tune_epochs=3, **rates)
-    return method, {"params": {"weight": tensor(START[:4].reshape(2, 2)), "bias": tensor(START[4:])}}
+    return method, {"params": layer(START)}
 
 
 def trained(client: int, theta: np.ndarray, steps: int, lr: float) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from byhand import owners
-from twolayers import BODY, HEAD, START, close, descend, home, part, scores, task, tensors
+from twolayers import BODY, HEAD, START, close, descend, part, task, tensors
 
 from latecomer import tree
 from latecomer.clients import Clients
@@ -16,18 +16,19 @@ from latecomer.methods.fedper import FedPer
 
 X, Y = [[1.0, 2.0], [2.0, 0.0], [0.0, 4.0], [1.0, -1.0], [3.0, 1.0]], [0, 1, 0, 0, 1]
 FEDERATION = owners(X, Y, [[0], [1, 2, 3], [4]], members=2)
+MEMORY = {"head": tensors(part(START, HEAD)), "met": torch.zeros((), dtype=torch.float64)}
 
 
 class Known(FedPer):
     """FedPer whose clients begin with a head that we know."""
 
     def memory(self, generator: torch.Generator) -> dict[str, Any]:
-        return {"head": tensors(part(START, HEAD))}
+        return MEMORY
 
 
 def build() -> tuple[FedPer, dict[str, Any]]:
     method = Known(task=task(), clients=3, members=2, lr=0.5, epochs=2, batch=3, head_epochs=3)
-    return method, {"body": tensors(part(START, BODY)), "met": torch.tensor([False, False])}
+    return method, {"body": tensors(part(START, BODY))}
 
 
 @pytest.mark.parametrize("engine", ["vector", "loop", "flower"])
@@ -46,28 +47,3 @@ def test_bodies_are_averaged_and_heads_stay(engine: str) -> None:
     again = descend(body | part(first, HEAD), X[:1], Y[:1], 2, 0.5)
     close(state["body"], part(again, BODY))
     close(tree.row(made.memories(0)["rows"]["head"], 0), part(again, HEAD))
-
-
-@pytest.mark.parametrize("engine", ["vector", "loop", "flower"])
-def test_newcomers_are_asked_to_train_a_head(engine: str) -> None:
-    """Client 2 is a latecomer, client 1 was never drawn: client 0 has a head already."""
-    method, state = build()
-    made = make(engine, method, [FEDERATION], "cpu")
-    state = method.round(state, Clients(made, torch.tensor([0]), 0))
-    kept = made.memories(0)
-    ledger: list = []
-    clients = Clients(made, torch.arange(3), -1, scratch=1, ledger=ledger)
-    sent = method.personalise(state, clients)
-    close(sent.shared["body"], part(descend(START, X[:1], Y[:1], 2, 0.5), BODY))
-    assert [(exchange.step, int(exchange.asked), exchange.up_each) for exchange in ledger] == [("arrive", 2, 0)]
-    assert kept["ids"].tolist() == made.memories(0)["ids"].tolist() == [0], "an evaluation leaves no trace"
-
-
-def test_a_newcomer_trains_its_head_and_leaves_the_body() -> None:
-    method, state = build()
-    newcomer = home(FEDERATION, 2, {"head": tensors(part(START, HEAD))})
-    assert method.arrive(newcomer, body=state["body"]) == {}
-    late = descend(START, X[4:], Y[4:], 3, 0.5, only=HEAD)
-    close(newcomer.memory["head"], part(late, HEAD))
-    found = method.predict(newcomer, torch.tensor(X, dtype=torch.float64), body=state["body"])
-    assert found.numpy() == pytest.approx(scores(late, X), abs=1e-12)

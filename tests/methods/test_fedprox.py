@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import byhand
 import numpy as np
 import pytest
 import torch
-from byhand import flat, gradient, linear_task, owners, tensor
+from byhand import flat, layer, linear_task, owners, tensor
 
 from latecomer.clients import Clients
 from latecomer.engines import make
@@ -20,8 +21,7 @@ START = np.array([0.3, -0.2, 0.1, 0.5, -0.4, 0.2])
 
 
 def slope(theta: np.ndarray, rows: list[int]) -> np.ndarray:
-    by_weight, by_bias = gradient(theta[:4].reshape(2, 2), theta[4:], X[rows], Y[rows])
-    return np.concatenate([by_weight.ravel(), by_bias])
+    return byhand.slope(theta, X[rows], Y[rows])
 
 
 def loss(theta: np.ndarray, rows: list[int]) -> float:
@@ -31,7 +31,7 @@ def loss(theta: np.ndarray, rows: list[int]) -> float:
 
 def build(**settings: Any) -> tuple[FedProx, dict[str, Any]]:
     method = FedProx(task=linear_task(2), clients=2, members=2, batch=3, epochs=3, lr=0.3, **settings)
-    params = {"weight": tensor(START[:4].reshape(2, 2)), "bias": tensor(START[4:])}
+    params = layer(START)
     history = {"loss": tensor(0.0), "falls": tensor(0.0)}
     return method, {"params": params, "mu": tensor(method.mu), "history": history}
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from byhand import Array, flat, linear_task, tensor
+from byhand import Array, flat, layer, linear_task, tensor
 
 from latecomer import tree
 from latecomer.clients import Clients
 from latecomer.data import Federation
 from latecomer.engines import make
 from latecomer.methods.fedtta import FedTTA
-from toys import double
+from toys import doubled
 
 X = np.array([[1.0, 2.0], [2.0, 0.0], [0.0, 4.0], [3.0, 1.0], [1.0, -1.0], [0.5, 0.5]])
 Y = np.array([0, 1, 0, 1, 1, 0])
@@ -27,24 +27,18 @@ ROWS = [[0], [1, 2], [3, 4, 5]]
 START = np.array([0.3, -0.2, 0.1, 0.5, -0.4, 0.2])
 PHI = np.array([0.5, -0.4, 0.3, 0.8, -0.6, 0.2, 0.1, 0.4, 0.9, 1.1, -0.5, 0.7, 0.15])  # a layer 2 to 3, one 3 to 1
 LR, JUDGE_LR, INNER = 0.3, 0.2, 0.6
-
-
-class Double(FedTTA):
-    """In double precision, so that it can be compared with NumPy to many digits."""
-
-    def memory(self, generator: torch.Generator) -> dict[str, Any]:
-        return double(super().memory(generator))
+Double = doubled(FedTTA)  # so that it can be compared with NumPy to many digits
 
 
 def federation(labelled: tuple[bool, ...] = (True, True, False)) -> Federation:
     return Federation.from_arrays(X, Y, train=ROWS, val=ROWS, test=ROWS, members=2, classes=2, labelled=labelled)
 
 
-def build(**settings: Any) -> tuple[Double, dict[str, Any]]:
+def build(**settings: Any) -> tuple[FedTTA, dict[str, Any]]:
     rates = {"lr": LR, "judge_lr": JUDGE_LR, "inner_lr": INNER, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
     sizes = {"steps": 1, "batch": 2, "width": 3, "depth": 1}
     method = Double(task=linear_task(2), clients=3, members=2, **rates | sizes | settings)
-    params = {"weight": tensor(START[:4].reshape(2, 2)), "bias": tensor(START[4:])}
+    params = layer(START)
     judge = {"0.weight": PHI[:6].reshape(3, 2), "0.bias": PHI[6:9], "2.weight": PHI[None, 9:12], "2.bias": PHI[12:]}
     return method, {"params": params, "judge": {name: tensor(value) for name, value in judge.items()}}
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from byhand import gradient, linear_task, shortening, tensor
+from byhand import linear_task, shortening, slope, tensor
 
 from latecomer import tree
 from latecomer.clients import Clients
@@ -73,9 +73,7 @@ def forward(psi: dict[str, np.ndarray], x: np.ndarray) -> tuple[np.ndarray, ...]
 def step(psi: dict[str, np.ndarray], own: int, scored: int, labelled: bool, clip: float, times: float) -> dict:
     """Lines 6 to 13, for a batch whose first half is example `own` and whose second is `scored`."""
     middle, z, a, v = forward(psi, X[[own]])
-    theta = THETA_0 + P @ v
-    by_weight, by_bias = gradient(theta[:2].reshape(2, 1), theta[2:], X[[scored]], Y[[scored]])
-    g = np.concatenate([by_weight.ravel(), by_bias]) * labelled * times
+    g = slope(THETA_0 + P @ v, X[[scored]], Y[[scored]]) * labelled * times
     pull = 2 * LAMBDA * (v - psi["r"])
     e = P.T @ g + pull
     b = (psi["B"].T @ e) * (a > 0)

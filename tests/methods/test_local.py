@@ -12,17 +12,12 @@ from latecomer.engines import make
 from latecomer.evaluate import evaluate
 from latecomer.lockstep import Lockstep
 from latecomer.methods.local import Local
+from toys import doubled
 
 X, Y = [[1.0, 2.0], [2.0, 0.0], [0.0, 4.0], [3.0, 1.0]], [0, 1, 0, 1]
 FEDERATION = owners(X, Y, [[0], [1, 2], [3]], members=2)
 SETTINGS = {"lr": 0.4, "momentum": 0.5, "weight_decay": 0.1}
-
-
-class Double(Local):
-    """Local in double precision, so that it can be compared with NumPy to the last digits."""
-
-    def memory(self, generator: torch.Generator) -> dict[str, dict[str, torch.Tensor]]:
-        return {"params": {key: value.double() for key, value in super().memory(generator)["params"].items()}}
+Double = doubled(Local)  # so that it can be compared with NumPy to many digits
 
 
 @pytest.mark.parametrize("engine", ["vector", "loop", "flower"])

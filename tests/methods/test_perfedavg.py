@@ -8,39 +8,34 @@ from __future__ import annotations
 
 from typing import Any
 
+import byhand
 import numpy as np
 import pytest
 import torch
-from byhand import descend, flat, gradient, linear_task, owners, tensor
+from byhand import descend, flat, layer, linear_task, owners
 
 from latecomer.clients import Clients
 from latecomer.engines import make
 from latecomer.engines.home import DrawnBatches
 from latecomer.methods.perfedavg import PerFedAvg
+from toys import doubled
 
 X, Y = np.array([[1.0, 2.0], [2.0, 0.0], [0.0, 4.0], [3.0, 1.0]]), np.array([0, 1, 0, 1])
 ROWS = [[0], [1, 2], [3]]
 FEDERATION = owners(X, Y, ROWS, members=2)
 START = np.array([0.3, -0.2, 0.1, 0.5, -0.4, 0.2])
 ALPHA, BETA = 0.4, 0.3
+Double = doubled(PerFedAvg)  # so that it can be compared with NumPy to many digits
 
 
-class Double(PerFedAvg):
-    """In double precision, so that it can be compared with NumPy to the last digits."""
-
-    def memory(self, generator: torch.Generator) -> dict[str, Any]:
-        return {"params": {key: value.double() for key, value in super().memory(generator)["params"].items()}}
-
-
-def build(**settings: Any) -> tuple[Double, dict[str, Any]]:
+def build(**settings: Any) -> tuple[PerFedAvg, dict[str, Any]]:
     fixed = {"inner_lr": ALPHA, "outer_lr": BETA, "batch": 2, "epochs": 2}
     method = Double(task=linear_task(2), clients=3, members=2, **fixed | settings)
-    return method, {"params": {"weight": tensor(START[:4].reshape(2, 2)), "bias": tensor(START[4:])}}
+    return method, {"params": layer(START)}
 
 
 def slope(theta: np.ndarray, rows: list[int]) -> np.ndarray:
-    by_weight, by_bias = gradient(theta[:4].reshape(2, 2), theta[4:], X[rows], Y[rows])
-    return np.concatenate([by_weight.ravel(), by_bias])
+    return byhand.slope(theta, X[rows], Y[rows])
 
 
 def hessian(theta: np.ndarray, rows: list[int]) -> np.ndarray:

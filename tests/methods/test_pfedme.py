@@ -7,40 +7,33 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from byhand import flat, gradient, linear_task, owners, tensor
+from byhand import flat, layer, linear_task, owners, slope
 
 from latecomer.clients import Clients
 from latecomer.engines import make
 from latecomer.methods.pfedme import PFedMe
-from toys import double
+from toys import doubled
 
 X, Y = np.array([[1.0, 2.0], [2.0, 0.0], [0.0, 4.0], [3.0, 1.0]]), np.array([0, 1, 0, 1])
 ROWS = [[0], [1, 2], [3]]
 FEDERATION = owners(X, Y, ROWS, members=2)
 START = np.array([0.3, -0.2, 0.1, 0.5, -0.4, 0.2])
 ETA, INNER, LAMBDA, BETA = 0.1, 0.2, 1.5, 0.8
+Double = doubled(PFedMe)  # so that it can be compared with NumPy to many digits
 
 
-class Double(PFedMe):
-    """In double precision, so that it can be compared with NumPy to the last digits."""
-
-    def memory(self, generator: torch.Generator) -> dict[str, Any]:
-        return double(super().memory(generator))
-
-
-def build(federation: Any = FEDERATION, engine: str = "vector") -> tuple[Double, Any, dict[str, Any]]:
+def build(federation: Any = FEDERATION, engine: str = "vector") -> tuple[PFedMe, Any, dict[str, Any]]:
     rates = {"lr": ETA, "inner_lr": INNER, "lambda_prox": LAMBDA, "beta": BETA}
     counts = {"steps": 2, "inner_steps": 3, "batch": 2, "arrive_epochs": 4}
     method = Double(task=linear_task(2), clients=3, members=2, **rates, **counts)
-    state = {"params": {"weight": tensor(START[:4].reshape(2, 2)), "bias": tensor(START[4:])}}
+    state = {"params": layer(START)}
     return method, make(engine, method, [federation], "cpu"), state
 
 
 def approach(client: int, theta: np.ndarray, w: np.ndarray, steps: int) -> np.ndarray:
     """Steps along the gradient of the loss plus lambda (theta - w)."""
     for _ in range(steps):
-        by_weight, by_bias = gradient(theta[:4].reshape(2, 2), theta[4:], X[ROWS[client]], Y[ROWS[client]])
-        theta = theta - INNER * (np.concatenate([by_weight.ravel(), by_bias]) + LAMBDA * (theta - w))
+        theta = theta - INNER * (slope(theta, X[ROWS[client]], Y[ROWS[client]]) + LAMBDA * (theta - w))
     return theta
 
 

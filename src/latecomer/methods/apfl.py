@@ -42,7 +42,7 @@ class APFL(MeetsNewcomers, AveragesOneModel, TrainsByPasses):
 
         begin = [learn.Part(self.local, params), learn.Part(self.local, own)]
         common, personal = learn.jointly(loss, begin, home.epochs(self.epochs, self.batch))
-        self.keep(home, personal.params, share)
+        self.keep(home, {"params": personal.params, "mix": share})
         return tree.sub(common.params, params)
 
     def arrive(self, home: Home, *, params: Tree) -> Tree:
@@ -51,7 +51,8 @@ class APFL(MeetsNewcomers, AveragesOneModel, TrainsByPasses):
         def loss(own: Tree, batch: Batch) -> Tensor:
             return self.task.loss(mixture(own, params, share), batch)
 
-        self.keep(home, self.local(loss, params, home.epochs(self.arrive_epochs, self.batch, "arrive")), share)
+        own = self.local(loss, params, home.epochs(self.arrive_epochs, self.batch, "arrive"))
+        self.keep(home, {"params": own, "mix": share})
         return {}
 
     def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
@@ -64,12 +65,9 @@ class APFL(MeetsNewcomers, AveragesOneModel, TrainsByPasses):
         better: Tensor = (share - self.lr * slope).clamp(0, 1)
         return better
 
-    def keep(self, home: Home, own: Tree, share: Tensor) -> None:
-        home.memory = {"params": own, "mix": share, "met": torch.ones_like(home.memory["met"])}
-
     def memory(self, generator: torch.Generator) -> Tree:
-        unmet = {"mix": torch.tensor(self.mix), "met": torch.zeros(())}
-        return {"params": self.task.model.fresh(generator), **unmet}
+        own = {"params": self.task.model.fresh(generator), "mix": torch.tensor(self.mix)}
+        return own | super().memory(generator)
 
     # on the server
 

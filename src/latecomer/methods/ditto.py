@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from .. import learn, tree
 from ..clients import Clients, Sending
 from ..method import AveragesOneModel, KeepsOwnModel, MeetsNewcomers, TrainsByPasses
@@ -18,7 +16,7 @@ from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(KeepsOwnModel, MeetsNewcomers, AveragesOneModel, TrainsByPasses):
+class Ditto(MeetsNewcomers, KeepsOwnModel, AveragesOneModel, TrainsByPasses):
     lambda_prox: float = setting(1.0, "strength of the pull on a personal model to the common one (lambda)", low=0)
     personal_epochs: int = setting(1, "local passes over the data a round for the personal model", low=1)
     arrive_epochs: int = setting(20, "passes over the data of a client that has no personal model yet", low=1)
@@ -35,14 +33,9 @@ class Ditto(KeepsOwnModel, MeetsNewcomers, AveragesOneModel, TrainsByPasses):
 
     def follow(self, home: Home, params: Tree, passes: int) -> None:
         """Train the personal model, which begins as the common one, with its pull to the common one as it is now."""
-        met = home.memory["met"]
-        start = tree.where(met > 0, home.memory["params"], params)
+        start = tree.where(home.memory["met"] > 0, home.memory["params"], params)
         near = learn.proximal(self.task.loss, params, self.lambda_prox)
-        personal = self.local(near, start, home.epochs(passes, self.batch, "personal"))
-        home.memory = {"params": personal, "met": torch.ones_like(met)}
-
-    def memory(self, generator: torch.Generator) -> Tree:
-        return super().memory(generator) | {"met": torch.zeros(())}  # no personal model yet
+        self.keep(home, {"params": self.local(near, start, home.epochs(passes, self.batch, "personal"))})
 
     # on the server
 

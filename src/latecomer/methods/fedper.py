@@ -23,7 +23,7 @@ class FedPer(SharesBody, TrainsByPasses):
     def fit(self, home: Home, *, body: Tree) -> Tree:
         before = body | home.memory["head"]
         after = self.local(self.task.loss, before, home.epochs(self.epochs, self.batch))
-        home.memory = {"head": tree.pick(after, self.task.head)}
+        self.keep(home, {"head": tree.pick(after, self.task.head)})
         return tree.without(tree.sub(after, before), self.task.head)
 
     def arrive(self, home: Home, *, body: Tree) -> Tree:

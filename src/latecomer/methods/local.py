@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ..clients import Clients, Sending
-from ..method import TrainsBySteps
+from ..method import KeepsOwnModel, TrainsBySteps
 from ..settings import setting
 from ..task import Batches, Home
 from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local(TrainsBySteps):
+class Local(KeepsOwnModel, TrainsBySteps):
     lr: float = setting(0.01, "learning rate", above=0)
     batch: int = setting(32, "examples a batch", low=1)
     clip: float = setting(50.0, "largest gradient norm; 0: no limit", low=0)
@@ -29,16 +28,10 @@ class Local(TrainsBySteps):
     def arrive(self, home: Home) -> Tree:
         return self.train(home, home.epochs(self.alone, self.batch))
 
-    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
-        return self.task.logits(home.memory["params"], x)
-
     def train(self, home: Home, batches: Batches) -> Tree:
         params = self.local(self.task.loss, home.memory["params"], batches)
         home.memory = {"params": params}
         return {}
-
-    def memory(self, generator: torch.Generator) -> Tree:
-        return {"params": self.task.model.fresh(generator)}
 
     # on the server
 

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import learn, tree
-from ..clients import Clients, Sending
 from ..errors import ModelError
-from ..method import Method, made
+from ..method import AveragesOneModel, TrainsBySteps, made
 from ..nets.gp import Kernel
 from ..nets.gptree import GPTree, Labelled
 from ..nets.net import Net
@@ -27,11 +26,10 @@ from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedGP(Method):
+class PFedGP(AveragesOneModel, TrainsBySteps):
     lr: float = setting(5e-2, "local learning rate", above=0)
     steps: int = setting(1, "local steps a round", low=1)
     batch: int = setting(512, "at most so many examples a step; prediction takes all of a client's", low=2)
-    momentum: float = setting(0.9, "local momentum, within a round", low=0, high=0.999)
     weight_decay: float = setting(1e-3, "local weight decay", low=0)
     clip: float = setting(50.0, "largest gradient norm; 0: no limit", low=0)
     embedding: int = setting(84, "size of an embedding: the outputs of the model's last layer", low=1)
@@ -51,12 +49,11 @@ class PFedGP(Method):
     paper = {"split": "pfedhn", "cohort": 5, "rounds": 1000, "select": "pooled"}
     steady = True
 
-    local: learn.SGD = made()
     classifier: GPTree = made()
     embed: Net = made()
 
     def build(self) -> None:
-        self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip))
+        super().build()
         kernel = Kernel(self.scale, self.length)
         self.set(classifier=GPTree(kernel, self.task.classes, self.gibbs_steps, self.average == "log"))
         layer = self.task.model.skeleton.get_submodule(self.task.head[0].rpartition(".")[0])
@@ -93,17 +90,12 @@ class PFedGP(Method):
 
     # on the server
 
+    by = "clients"  # otherwise rounds are FedAvg's (AveragesOneModel)
+
     def init(self, generator: torch.Generator) -> Tree:
         params = self.task.model.fresh(generator)
         fresh = self.embed.fresh(generator)  # instead of the last layer, one that embeds
         return {"params": params | {name: fresh[name.rpartition(".")[2]] for name in self.task.head}}
-
-    def round(self, state: Tree, clients: Clients) -> Tree:
-        update = clients.mean(self.fit, shared=state)  # every client counts the same
-        return {"params": tree.add(state["params"], update)}
-
-    def personalise(self, state: Tree, clients: Clients) -> Sending:
-        return Sending(shared=state)
 
 
 def _noise(home: Home, use: str, size: int, purpose: str) -> Tensor:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from .. import learn, tree
 from ..clients import Clients, Sending
 from ..method import AveragesOneModel, KeepsOwnModel, MeetsNewcomers, made
@@ -19,7 +17,7 @@ from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedMe(KeepsOwnModel, MeetsNewcomers, AveragesOneModel):
+class PFedMe(MeetsNewcomers, KeepsOwnModel, AveragesOneModel):
     lambda_prox: float = setting(15.0, "strength of the pull on a personal model to the common one (lambda)", above=0)
     lr: float = setting(0.05, "learning rate of a client's copy of the common model (eta)", above=0)
     inner_lr: float = setting(0.05, "learning rate of the personal model", above=0)
@@ -42,22 +40,16 @@ class PFedMe(KeepsOwnModel, MeetsNewcomers, AveragesOneModel):
             theta = self.inner(self.near(copy), theta, [batch] * self.inner_steps)
             drawn = tree.map(lambda w, t: w - self.lr * self.lambda_prox * (w - t), copy, theta)
             copy = tree.where(batch.weight.any(), drawn, copy)  # without labels there is no theta to go to
-        self.keep(home, theta)
+        self.keep(home, {"params": theta})
         return tree.sub(copy, params)
 
     def arrive(self, home: Home, *, params: Tree) -> Tree:
         passes = home.epochs(self.arrive_epochs, self.batch, "arrive")
-        self.keep(home, self.inner(self.near(params), params, passes))
+        self.keep(home, {"params": self.inner(self.near(params), params, passes)})
         return {}
 
     def near(self, params: Tree) -> learn.Loss:
         return learn.proximal(self.task.loss, params, self.lambda_prox)
-
-    def keep(self, home: Home, theta: Tree) -> None:
-        home.memory = {"params": theta, "met": torch.ones_like(home.memory["met"])}
-
-    def memory(self, generator: torch.Generator) -> Tree:
-        return super().memory(generator) | {"met": torch.zeros(())}  # no personal model yet
 
     # on the server
 

@@ -1,0 +1,170 @@
+"""The benchmarks compare with the same work, run to the end at the smallest sizes, and keep what they measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bench
+import cohort
+import common
+import history
+import plain
+import scale
+import toys
+from latecomer import Federation, tree
+from latecomer.engines import make
+from latecomer.experiment import make_task
+from latecomer.method import Method
+from latecomer.methods.fedavg import FedAvg
+from latecomer.methods.flowdup import FLowDUP
+from latecomer.methods.pefll import PeFLL
+from latecomer.nets.models import builder
+from latecomer.train import Plan, Training
+
+CPU = torch.device("cpu")
+LINE = {
+    "commit": "abc1234",
+    "date": "2025-01-01",
+    "machine": "a CPU",
+    "threads": 2,
+    "torch": "2.13.0",
+    "figures": {"LeNet, 5 clients": {"times_as_fast": 1.25}},
+}
+
+
+def monotonous(clients: int = 3) -> Federation:
+    """Clients that own one image many times over, so that it does not matter which batches are drawn."""
+    random = np.random.default_rng(0)
+    x = random.integers(0, 256, (clients, 16, 16, 3), dtype=np.uint8)
+    rows = [[client] * (4 + 2 * client) for client in range(clients)]
+    return Federation.from_arrays(
+        x, np.arange(clients), train=rows, test=rows, val=rows, classes=5, mean=(0.4,) * 3, std=(0.2,) * 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "learned"),
+    [
+        (FedAvg, {"batch": 4, "epochs": 2, "momentum": 0.5}, "params"),
+        (PeFLL, {"batch": 4, "steps": 3, "server_lr": 0.01, "lambda_h": 0.1, "lambda_v": 0.2}, "learned"),
+        (FLowDUP, {"batch": 4, "lambda_reg": 0.1, "server_lr": 0.01, "dimension": 50}, "psi"),
+    ],
+)
+def test_the_plain_loop_does_the_same_work(kind: type[Method], settings: dict[str, Any], learned: str) -> None:
+    federation = monotonous()
+    task = make_task(federation, builder("lenet", federation.examples.shape))
+    method = kind(task=task, clients=3, members=3, **settings)
+    training = Training(method, [federation], make("loop", method, [federation], "cpu"), Plan(cohort=3))
+    once = plain.rounds(training)
+    before = tree.ravel(training.states[0][learned])
+    for _ in range(2):  # in the second, Adam has something to remember
+        training.advance()
+        found = once()
+    after = training.states[0][learned]
+    gap = tree.ravel(found, like=after) - tree.ravel(after)
+    moved = (tree.ravel(after) - before).abs().mean()
+    assert moved > 1e-4
+    assert gap.abs().mean() < 1e-3 * moved  # on the mean: Adam makes a full step of a gradient that is rounding noise
+
+
+def test_the_plain_loop_trains_as_the_engines_do() -> None:
+    clients = common.Cohort(monotonous(), "lenet", steps=3, device=CPU, batch=4)
+    expected = clients.exchange(make("loop", clients.method, [clients.federation], "cpu"))
+    found = clients.plain()()
+    assert min(float(leaf.abs().max()) for leaf in tree.leaves(expected)) > 1e-4
+    assert toys.gap(expected, found) < 1e-6
+
+
+def test_bench_runs_and_records_nothing_tiny(capsys: pytest.CaptureFixture[str]) -> None:
+    before = history.FILE.read_text(encoding="utf-8")
+    bench.main(["--tiny"])
+    shown = capsys.readouterr().out
+    for name in ("LeNet, 2", "digits MLP, 3", "FedAvg round", "PeFLL round", "FLowDUP round", "120 clients against 60"):
+        assert shown.count(name) == 1
+    assert history.FILE.read_text(encoding="utf-8") == before
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "lines"),
+    [
+        (
+            cohort,
+            "--rows 2 --steps 1 --side 16 --repeats 1",
+            ["2 clients  plain", "2 clients  loop", "2 clients  vector"],
+        ),
+        (scale, "--clients 60,70 --rounds 1", ["60 clients", "70 clients"]),
+    ],
+    ids=["cohort", "scale"],
+)
+def test_the_other_tables(
+    script: Any, words: str, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [script.__name__, *words.split()])
+    script.main()
+    shown = capsys.readouterr().out
+    assert all(shown.count(line) == 1 for line in lines)
+
+
+@pytest.mark.parametrize(("commit", "kept"), [("abc1234", True), ("abc1234-dirty", False), ("", False)])
+def test_only_commits_are_recorded(
+    commit: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(history, "FILE", tmp_path / "history.jsonl")
+    monkeypatch.setattr(bench, "commit", lambda: commit)
+    monkeypatch.setattr(bench, "figures", lambda sizes, device: [bench.Figure("LeNet", "loop", "round", 2.0, 3.0)])
+    bench.main([])
+    assert history.FILE.exists() == kept
+    assert ("not recorded" in capsys.readouterr().out) != kept
+    words = ["--record", str(tmp_path / "else.jsonl")]
+    if not commit:
+        with pytest.raises(SystemExit, match="2"):
+            bench.main(words)
+        words += ["--commit", (commit := "def5678")]
+    bench.main(words)
+    (line,) = history.read(tmp_path / "else.jsonl")
+    assert line["commit"] == commit
+    assert line["figures"]["LeNet"] == {
+        "per": "round", "engine": "loop", "ms": 2.0, "against_ms": 3.0, "times_as_fast": 1.5
+    }  # fmt: skip
+
+
+def test_one_line_per_commit_and_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "new" / "history.jsonl"
+    again = LINE | {"figures": {"LeNet, 5 clients": {"times_as_fast": 1.5}, "more": {"times_as_fast": 7}}}
+    for line in (LINE, LINE | {"machine": "a GPU"}, LINE | {"commit": "def5678"}, again):
+        history.record(path, line)
+    assert [(line["commit"], line["machine"]) for line in history.read(path)] == [
+        ("abc1234", "a GPU"),
+        ("def5678", "a CPU"),
+        ("abc1234", "a CPU"),
+    ]
+    bench.main(["--history", str(path)])
+    shown = capsys.readouterr().out
+    assert shown.index("a GPU") < shown.index("a CPU")
+    assert shown.index("def5678") < shown.rindex("abc1234")
+    assert "1.50" in shown
+    assert "7.00" in shown
+
+
+@pytest.mark.parametrize("text", ["nonsense", "[1]", json.dumps({"commit": "abc1234"})])
+def test_a_file_that_is_no_history(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text(text + "\n", encoding="utf-8")
+    for words in (["--history", str(path)], ["--history", str(tmp_path / "none.jsonl")]):
+        with pytest.raises(SystemExit, match="2"):
+            bench.main(words)
+        assert "Traceback" not in (err := capsys.readouterr().err)
+        assert "no history of measurements" in err or "cannot be read" in err
+
+
+def test_the_history_in_the_repository_can_be_read() -> None:
+    lines = history.read(history.FILE)
+    assert lines
+    assert not any(line["commit"].endswith("-dirty") for line in lines)
