@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 import toys
-from latecomer import learn, tree
+from latecomer import blocks, learn, tree
 from latecomer.task import Batch
 
 TASK = toys.task(torch.float64)
@@ -121,7 +121,7 @@ def test_clients_in_one_map_learn_what_each_would_alone() -> None:
 @pytest.mark.parametrize("length", [0.0, 1e-12, 0.5, 2.0, 1e6])
 def test_clipping_never_lengthens_and_never_exceeds(length: float) -> None:
     vector = torch.tensor([0.6, 0.8], dtype=torch.float64) * length
-    factor = float(learn.clip_factor(vector, 1.0))
+    factor = float(blocks.clip_factor(vector, 1.0))
     assert 0 < factor <= 1
     assert factor * length <= 1.0
     assert factor == pytest.approx(1.0 if length <= 0.5 else 1 / length, rel=1e-5)

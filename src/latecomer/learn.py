@@ -20,7 +20,7 @@ Rule = Callable[[Batch], Tensor]
 
 
 def labelled(batch: Batch) -> Tensor:
-    return batch.weight.any()
+    return batch.weight.any() if batch.labelled is None else batch.labelled
 
 
 def inhabited(batch: Batch) -> Tensor:

@@ -50,9 +50,7 @@ class Collector:
         self.up_each = 0
 
     def take(self, each: Tree, weight: Tensor, heard: Tensor) -> None:
-        each = tree.detach(each)
-        heard = heard & tree.finite(each, rows=True).to(heard.device)  # nonsense is silence
-        each = tree.map(lambda leaf: torch.where(tree.align(heard, leaf), leaf, leaf.new_zeros(())), each)
+        each, heard = _sound(tree.detach(each), heard)
         weight = weight * heard
         self.up_each = tree.nbytes(each) // max(len(heard), 1)
         self.heards.append(heard)
@@ -85,3 +83,26 @@ def _weighted(weight: Tensor, rows: Tree) -> Tree:
         return summed
 
     return tree.map(total, rows)
+
+
+def _sound(rows: Tree, heard: Tensor) -> tuple[Tree, Tensor]:
+    """Nonsense is silence: rows that are not finite, or not heard, become zeros. Leaves are laid end to end first,
+    because what this costs on a GPU is the number of operations.
+    """
+    flat = tree.flatten(rows)
+    kinds: dict[torch.dtype, list[str]] = {}
+    for path, leaf in flat.items():
+        kinds.setdefault(leaf.dtype, []).append(path)
+    joined = {kind: _end_to_end([flat[path] for path in paths]) for kind, paths in kinds.items()}
+    heard = heard & tree.finite({str(kind): leaf for kind, leaf in joined.items()}, rows=True).to(heard.device)
+    for kind, paths in kinds.items():
+        clean = torch.where(heard[:, None], joined[kind], joined[kind].new_zeros(()))
+        parts = clean.split([flat[path][0].numel() if len(heard) else 0 for path in paths], 1)
+        flat |= {path: part.view(flat[path].shape) for path, part in zip(paths, parts, strict=True)}
+    return tree.unflatten(flat), heard
+
+
+def _end_to_end(leaves: list[Tensor]) -> Tensor:
+    """Rows of several leaves as rows of one matrix."""
+    flat = [leaf.reshape(len(leaf), -1) for leaf in leaves]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, 1)

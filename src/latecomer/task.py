@@ -22,6 +22,7 @@ class Batch:
     y: Tensor  # [size]; -1 where the label is unknown
     real: Tensor  # [size]; True for an example, False for padding, which comes last
     weight: Tensor = None  # type: ignore[assignment]  # [size]; 1 for every example with a label, 0 for the rest
+    labelled: Tensor | None = None  # whether any example has a label, where that is known already
 
     def __post_init__(self) -> None:
         if self.weight is None:

@@ -172,6 +172,7 @@ class DrawnBatches:
         place = shuffled(_within(place, count), count.clamp(min=1), key)
         self.rows, self.y = home._homes.find(place, card, "train")  # [steps, size]
         self.weight = labelled(self.y, self.real)
+        self.labelled = self.weight.any(-1)
 
     def __len__(self) -> int:
         return self.steps
@@ -179,7 +180,7 @@ class DrawnBatches:
     def __iter__(self) -> Iterator[Batch]:
         for k in range(self.steps):
             x = self.home._homes.take(self.rows[k], self.home._card)
-            yield Batch(x, self.y[k], self.real[k], self.weight[k])
+            yield Batch(x, self.y[k], self.real[k], self.weight[k], self.labelled[k])
 
 
 def _within(place: Tensor, count: Tensor) -> Tensor:

@@ -174,7 +174,7 @@ def back(
     by_weight, by_bias = _filters_back(images(x, padding), slope, code, weight.shape, stride)
     if not needs_x:
         return x.new_empty(len(x), 0), by_weight, by_bias
-    error = framed(slope, code, tuple(x.shape[-2:]), tuple(weight.shape[-2:]), stride, padding)
+    error = framed(slope, code, (x.shape[-2], x.shape[-1]), (weight.shape[-2], weight.shape[-1]), stride, padding)
     by_x, _ = _convolve(error, weight, None, (1, 1), BACK, turned=True)
     return by_x, by_weight, by_bias
 
