@@ -3,9 +3,10 @@
 from .convolution import back, forward, stage
 from .dense import dense, dense_by_weight, dense_by_x
 from .pooling import pool, unpool
-from .training import cross_entropy, cross_entropy_slope, move, take
+from .training import adam, cross_entropy, cross_entropy_slope, move, take
 
 __all__ = [
+    "adam",
     "back",
     "cross_entropy",
     "cross_entropy_slope",

@@ -36,7 +36,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-FORWARD, BACK, FILTERS = Tile(64, 32, 32, 4, 3), Tile(64, 32, 32, 4, 3), Tile(16, 64, 32, 2, 3)
+FORWARD, BACK, FILTERS = Tile(64, 32, 32, 4, 3), Tile(64, 32, 32, 4, 3), Tile(16, 128, 16, 2, 3)
 BUSY = 480  # programs that keep a GPU busy; a sum over all places of all images is split into parts to have as many
 
 

@@ -87,6 +87,24 @@ def _move(
     tl.store(out + at, tl.where(go, weight - lr * step, weight), mask=good)
 
 
+@triton.jit
+def _adam(
+    weights, direction, first, second, factor, pace, reach, out, out_first, out_second, count,
+    slow: tl.constexpr, slower: tl.constexpr, epsilon: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    good = at < count
+    step = tl.load(direction + at, mask=good, other=0.0) * tl.load(factor)
+    mean = tl.load(first + at, mask=good, other=0.0)
+    mean += (1 - slow) * (step - mean)
+    square = slower * tl.load(second + at, mask=good, other=0.0) + (1 - slower) * step * step
+    weight = tl.load(weights + at, mask=good, other=0.0)
+    weight -= tl.load(pace) * mean / (tl.sqrt(square / tl.load(reach)) + epsilon)
+    tl.store(out + at, weight, mask=good)
+    tl.store(out_first + at, mean, mask=good)
+    tl.store(out_second + at, square, mask=good)
+
+
 def take(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Images of bytes [examples, channels, height, width], at these rows, as numbers scaled and shifted by channel."""
     _, channels, height, width = x.shape
@@ -146,3 +164,21 @@ def move(
         count, parts, clip > 0, momentum > 0, block, triton.next_power_of_2(parts),
     )  # fmt: skip
     return out, after
+
+
+def adam(
+    weights: Tensor,
+    direction: Tensor,
+    first: Tensor,
+    second: Tensor,
+    scalars: tuple[Tensor, Tensor, Tensor],
+    betas: tuple[float, float],
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A step of Adam over one long vector; the scalars are what to clip by, the pace and the reach (see optim.py)."""
+    out, out_first, out_second = (torch.empty_like(weights) for _ in range(3))
+    block = 1024
+    _adam[(triton.cdiv(len(weights), block),)](
+        weights, direction, first, second, *scalars, out, out_first, out_second, len(weights), *betas, epsilon, block
+    )
+    return out, out_first, out_second
