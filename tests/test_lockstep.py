@@ -29,12 +29,18 @@ class Counting:
             raise RuntimeError("the device is gone")
 
 
+class Asked(str):
+    """What stands for an ask here."""
+
+    round = 0
+
+
 def run(name: str, *steps: str, error: Exception | None = None) -> Callable[[Engine], str]:
     """Server work that exchanges step after step and then returns its name, or fails."""
 
     def work(engine: Engine) -> str:
         for step in steps:
-            engine.exchange(step, [f"{name} {step}"])  # type: ignore[list-item]
+            engine.exchange(step, [Asked(f"{name} {step}")])  # type: ignore[list-item]
         if error is not None:
             raise error
         return name

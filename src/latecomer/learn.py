@@ -33,13 +33,14 @@ class SGD:
     """Stochastic gradient descent: clip the gradient, add weight decay, then momentum, as torch's SGD does.
 
     All weights lie end to end in one vector, so that a step is few operations. A batch without a labelled example
-    changes nothing, not even by momentum or decay, unless the loss has another rule.
+    changes nothing, not even by momentum or decay, unless the loss has another rule. Where several runs share a map
+    (engines/packed.py), any of the numbers may be a tensor.
     """
 
-    lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float = 0.0  # largest norm of a gradient; 0: no limit
+    lr: float | Tensor
+    momentum: float | Tensor = 0.0
+    weight_decay: float | Tensor = 0.0
+    clip: float | Tensor = 0.0  # largest norm of a gradient; 0: no limit
 
     def __call__(self, loss: Loss, params: Tree, batches: Batches, moves: Rule = labelled) -> Tree:
         """The weights after one step a batch."""
@@ -52,14 +53,26 @@ class SGD:
 
     def move(self, weights: Tensor, direction: Tensor, velocity: Tensor, moving: Tensor) -> tuple[Tensor, Tensor]:
         """One step along a gradient, from weights and velocity to the next; nothing moves unless `moving`."""
-        if self.clip:
+        if used(self.clip):
             direction = direction * clip_factor(direction, self.clip)
-        if self.weight_decay:
-            direction = torch.add(direction, weights, alpha=self.weight_decay)  # one pass over the weights, not two
-        if self.momentum:
-            direction = torch.add(direction, velocity, alpha=self.momentum)
+        if used(self.weight_decay):
+            direction = plus(direction, weights, self.weight_decay)
+        if used(self.momentum):
+            direction = plus(direction, velocity, self.momentum)
             velocity = torch.where(moving, direction, velocity)
-        return torch.where(moving, torch.sub(weights, direction, alpha=self.lr), weights), velocity
+        return torch.where(moving, plus(weights, direction, -self.lr), weights), velocity
+
+
+def used(number: float | Tensor) -> bool:
+    """Whether a setting whose 0 means "not at all" is in use. One number a row is, even if some of them are 0."""
+    return isinstance(number, Tensor) or bool(number)
+
+
+def plus(a: Tensor, b: Tensor, factor: float | Tensor) -> Tensor:
+    """a + factor b, in one pass over the weights and not two."""
+    if isinstance(factor, Tensor):
+        return torch.addcmul(a, b, factor[None].to(a.dtype))
+    return torch.add(a, b, alpha=factor)
 
 
 def slope_of(loss: Loss, like: Tree) -> Callable[[Tensor, Batch], Tensor]:
@@ -126,12 +139,13 @@ def proximal(loss: Loss, anchor: Tree, strength: float | Tensor) -> Loss:
     return total
 
 
-def clip_factor(vector: Tensor, limit: float) -> Tensor:
-    """What to multiply a gradient with so that its norm does not exceed the limit."""
+def clip_factor(vector: Tensor, limit: float | Tensor) -> Tensor:
+    """What to multiply a gradient with so that its norm does not exceed the limit, if that is above 0."""
     norm: Tensor = torch.linalg.vector_norm(
         vector, keepdim=True
     )  # one number, but not a scalar: those cost more under vmap
-    return ((norm + 1e-6).reciprocal() * limit).clamp(max=1.0)
+    factor = ((norm + 1e-6).reciprocal() * limit).clamp(max=1.0)
+    return torch.where(limit > 0, factor, 1.0) if isinstance(limit, Tensor) else factor
 
 
 def pullback(function: Callable[..., Any], *inputs: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:

@@ -22,6 +22,7 @@ from .evaluate import Scores, evaluate
 from .faults import silence
 from .lockstep import Lockstep
 from .method import Method
+from .together import together as together
 from .tree import Tree
 
 
@@ -52,12 +53,7 @@ class Training:
     """One method on one federation per seed, in lockstep. Everything random is a function of (seed, round)."""
 
     def __init__(self, method: Method, federations: Sequence[Federation], engine: Engine, plan: Plan) -> None:
-        smallest = min(federation.members for federation in federations)
-        if plan.cohort > smallest:
-            raise SettingError(
-                f"--cohort must be at most the number of training clients, {smallest}; got {plan.cohort}."
-            )
-        _check_labels(method, federations)
+        check(method, federations, plan)
         self.method, self.federations, self.engine, self.plan = method, federations, engine, plan
         self.groups = [] if plan.cohort_labelled is None else [by_labels(federation) for federation in federations]
         self.lockstep = Lockstep(engine)
@@ -145,6 +141,18 @@ class Training:
             lines.append(line)
         return {"round": self.round, "seconds": 0.0, "runs": lines}
 
+    def complete(self, progress: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+        """Train to the end, without a folder, and return the result."""
+        try:
+            for metrics in self.go():
+                if metrics is not None:
+                    self.drain()
+                    if progress is not None:
+                        progress(metrics)
+            return self.finish()[0]
+        finally:
+            self.lockstep.close()
+
     def finish(self) -> tuple[dict[str, Any], list[tuple[Scores, Scores | None]]]:
         """The result, and every client's score, at each run's best round; latecomers arrive now."""
         best = [found for found in self.best if found is not None]
@@ -212,8 +220,11 @@ def by_labels(federation: Federation) -> tuple[Tensor, Tensor]:
     return (~labelled).nonzero()[:, 0], labelled.nonzero()[:, 0]
 
 
-def _check_labels(method: Method, federations: Sequence[Federation]) -> None:
+def check(method: Method, federations: Sequence[Federation], plan: Plan) -> None:
     """Refuse to begin where nothing can be learned, or where no latecomer could get a model."""
+    smallest = min(federation.members for federation in federations)
+    if plan.cohort > smallest:
+        raise SettingError(f"--cohort must be at most the number of training clients, {smallest}; got {plan.cohort}.")
     for federation in federations:
         members, late = federation.weight[: federation.members], federation.weight[federation.members :]
         if not members.any():
@@ -276,9 +287,4 @@ def run(
     training = Training(method, several, engine or make("auto", method, several), Plan(**plan))
     if start is not None:
         training.adopt([start] * len(several), "start")
-    for metrics in training.go():
-        if metrics is not None:
-            training.drain()
-            if progress is not None:
-                progress(metrics)
-    return training.finish()[0]
+    return training.complete(progress)
