@@ -84,8 +84,9 @@ def _run(place: int, given: Given, plan: Mapping[str, Any]) -> _Run:
     """One run of the list, checked before any is trained."""
     from .train import Plan, check
 
-    method, federations, *own = given if isinstance(given, Sequence) and len(given) in (2, 3) else (None, None)
-    several = [federations] if isinstance(federations, Federation) else list(federations or ())
+    parts: Sequence[Any] = given if isinstance(given, Sequence) and len(given) in (2, 3) else (None, None)
+    method, federations, *own = parts
+    several = list(federations) if isinstance(federations, Sequence) else [federations]
     good = isinstance(method, Method) and several and all(isinstance(one, Federation) for one in several)
     if not good or not all(isinstance(one, Mapping) for one in own):
         raise SettingError(
@@ -135,14 +136,18 @@ def _fastest(method: Method, federations: Sequence[Federation], device: torch.de
 
 
 def _fitting(run: _Run, device: torch.device) -> int:
-    """How many such runs fit beside each other, by what the server and its clients keep."""
+    """How many such runs fit beside each other."""
+    budget = torch.cuda.mem_get_info(device)[0] * GPU_SHARE if device.type == "cuda" else CPU_BUDGET
+    return max(1, int(budget // max(_bytes(run), 1)))
+
+
+def _bytes(run: _Run) -> int:
+    """What the server of a run holds, and its clients keep. An evaluation has a model for each of AT_ONCE clients."""
     generator = torch.Generator().manual_seed(0)
     state, memory = tree.nbytes(run.method.init(generator)), tree.nbytes(run.method.memory(generator))
-    models = 4 * run.method.task.model.size * AT_ONCE  # an evaluation has a model for each of so many clients
     clients = max(len(federation) for federation in run.federations)
-    each = (COPIES * (state + models * min(AT_ONCE, clients) // AT_ONCE) + memory * clients) * len(run.federations)
-    budget = torch.cuda.mem_get_info(device)[0] * GPU_SHARE if device.type == "cuda" else CPU_BUDGET
-    return max(1, int(budget // max(each, 1)))
+    models = 4 * run.method.task.model.size * min(AT_ONCE, clients)
+    return (COPIES * (state + models) + memory * clients) * len(run.federations)
 
 
 def _train(
