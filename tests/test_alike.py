@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import toys
 from latecomer import methods
-from latecomer.alike import Unlike, get, put, ways
+from latecomer.alike import Unlike, get, put, same, ways
 from latecomer.nets.net import Net
 
 
@@ -79,6 +79,7 @@ DIFFER = {
 def test_numbers_that_differ_are_found_and_can_be_put_elsewhere(case: str) -> None:
     a, b, expected = DIFFER[case]
     assert ways(a, b) == expected
+    assert same(a, b) == (not expected)
     moved = a
     for way in expected:
         moved = put(moved, way, get(b, way))
@@ -116,6 +117,7 @@ def test_all_else_that_differs_is_told(case: str) -> None:
     a, b = UNLIKE[case]
     with pytest.raises(Unlike):
         ways(a, b)
+    assert not same(a, b)
 
 
 def test_one_object_in_two_places_is_found_in_both() -> None:

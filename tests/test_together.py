@@ -18,7 +18,7 @@ from latecomer.clients import Clients, Engine
 from latecomer.engines import auto
 from latecomer.engines.packed import Packed
 from latecomer.engines.vector import Vector
-from latecomer.errors import LatecomerError, MemoryShortage, SettingError, UnknownName
+from latecomer.errors import DataError, LatecomerError, MemoryShortage, SettingError, UnknownName
 from latecomer.evaluate import Scores, evaluate
 from latecomer.lockstep import Lockstep
 from latecomer.method import AveragesOneModel, Method, TrainsByPasses
@@ -254,6 +254,8 @@ def test_examples_are_not_copied() -> None:
     federations = toys.federations(3)
     engine = Packed(rates(3), federations, "cpu")
     assert engine.homes.x.data_ptr() == federations[0].examples.x.data_ptr()
+    engine = Packed(rates(3), federations[:1] * 3, "cpu")
+    assert engine.homes.index["train"].data_ptr() == federations[0].train.index.data_ptr(), "nor is who owns what"
 
 
 # results
@@ -382,6 +384,13 @@ def test_what_is_wrong_is_said_before_anything_is_trained(case: str) -> None:
     with pytest.raises(error, match=sentence):
         results([(toys.method("fedavg"), toys.federation()), run], progress=lambda place, _: trained.append(place))
     assert not trained
+
+
+def test_seeds_on_different_examples_are_refused() -> None:
+    one, other = toys.federations(2)
+    other = replace(other, examples=replace(other.examples, y=other.examples.y.flip(0)))
+    with pytest.raises(DataError, match="must share their examples"):
+        results([(toys.method("fedavg"), [one, other])])
 
 
 def test_an_engine_that_does_not_exist() -> None:

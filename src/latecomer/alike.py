@@ -32,6 +32,14 @@ def ways(a: object, b: object) -> list[Way]:
     return _Comparison().ways(a, b)
 
 
+def same(a: object, b: object) -> bool:
+    """Whether two objects do not differ at all."""
+    try:
+        return not ways(a, b)
+    except Unlike:
+        return False
+
+
 def get(whole: Any, way: Way) -> Any:
     for name in way:
         whole = whole[name] if isinstance(whole, dict | list | tuple) else getattr(whole, name)

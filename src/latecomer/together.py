@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import tree
-from .alike import Unlike, ways
+from .alike import Unlike, same, ways
 from .clients import Ask, Engine
 from .data.federation import Federation
 from .errors import SettingError, UnknownName
@@ -121,12 +121,12 @@ def _alike(runs: Sequence[_Run]) -> list[list[_Run]]:
 
 def _can_share(a: _Run, b: _Run) -> bool:
     """Methods that differ in numbers alone, cohorts of one size (rows would only be padded), and the same examples."""
-    examples = [federation.examples for run in (a, b) for federation in run.federations]
+    examples = [run.federations[0].examples for run in (a, b)]
     try:
         ways(a.method, b.method)
-        return a.plan.cohort == b.plan.cohort and not any(ways(examples[0], other) for other in examples[1:])
     except Unlike:
         return False
+    return a.plan.cohort == b.plan.cohort and same(*examples)
 
 
 def _fastest(method: Method, federations: Sequence[Federation], device: torch.device) -> str:
