@@ -117,6 +117,7 @@ def _small(name: str, f: dataclasses.Field[Any]) -> int | None:
     return min(f.default, 12) if name in ("hidden", "width") else None
 
 
+@functools.cache
 def doubled(kind: type[Method]) -> type[Any]:
     """The same method, whose numbers begin in double precision and so stay there."""
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 Pair = tuple[int, int]
+Number = float | Tensor  # where several runs share a map (engines/packed.py), a setting may be one number a row
 
 
 def replaceable(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,20 +58,23 @@ def move(
     direction: Tensor,
     velocity: Tensor,
     moving: Tensor,
-    lr: float,
-    momentum: float,
-    decay: float,
-    clip: float,
+    lr: Number,
+    momentum: Number,
+    decay: Number,
+    clip: Number,
 ) -> tuple[Tensor, Tensor]:
     """One step along a gradient, from weights and velocity to the next; nothing moves unless `moving`."""
-    if clip:
+    moves = moving[None].to(weights.dtype)
+    if used(clip):
         direction = direction * clip_factor(direction, clip)
-    if decay:
-        direction = torch.add(direction, weights, alpha=decay)  # one pass over the weights, not two
-    if momentum:
-        direction = torch.add(direction, velocity, alpha=momentum)
-        velocity = torch.where(moving, direction, velocity)
-    return torch.where(moving, torch.sub(weights, direction, alpha=lr), weights), velocity
+    if used(decay):
+        direction = plus(direction, weights, decay)
+    if used(momentum):
+        direction = plus(direction, velocity, momentum)
+        velocity = torch.lerp(velocity, direction, moves)  # exactly one of the two, in a third of what `where` takes
+    if isinstance(lr, Tensor):
+        return torch.addcmul(weights, direction, moves * -lr.to(weights.dtype)), velocity
+    return torch.addcmul(weights, direction, moves, value=-lr), velocity
 
 
 @replaceable
@@ -79,12 +83,25 @@ def take(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return x[rows].to(scale.dtype) * scale + shift
 
 
-def clip_factor(vector: Tensor, limit: float) -> Tensor:
-    """What to multiply a gradient with so that its norm does not exceed the limit."""
+def used(number: Number) -> bool:
+    """Whether a setting whose 0 means "not at all" is in use. One number a row is, even if some of them are 0."""
+    return isinstance(number, Tensor) or bool(number)
+
+
+def plus(a: Tensor, b: Tensor, factor: Number) -> Tensor:
+    """a + factor b, in one pass over the weights and not two."""
+    if isinstance(factor, Tensor):
+        return torch.addcmul(a, b, factor[None].to(a.dtype))
+    return torch.add(a, b, alpha=factor)
+
+
+def clip_factor(vector: Tensor, limit: Number) -> Tensor:
+    """What to multiply a gradient with so that its norm does not exceed the limit, if that is above 0."""
     norm: Tensor = torch.linalg.vector_norm(
         vector, keepdim=True
     )  # one number, but not a scalar: those cost more under vmap
-    return ((norm + 1e-6).reciprocal() * limit).clamp(max=1.0)
+    factor = ((norm + 1e-6).reciprocal() * limit).clamp(max=1.0)
+    return torch.where(limit > 0, factor, 1.0) if isinstance(limit, Tensor) else factor
 
 
 class Stage(nn.Conv2d):

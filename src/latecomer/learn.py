@@ -33,13 +33,14 @@ class SGD:
     """Stochastic gradient descent: clip the gradient, add weight decay, then momentum, as torch's SGD does.
 
     All weights lie end to end in one vector, so that a step is few operations. A batch without a labelled example
-    changes nothing, not even by momentum or decay, unless the loss has another rule.
+    changes nothing, not even by momentum or decay, unless the loss has another rule. Where several runs share a map
+    (engines/packed.py), any of the numbers may be a tensor.
     """
 
-    lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float = 0.0  # largest norm of a gradient; 0: no limit
+    lr: float | Tensor
+    momentum: float | Tensor = 0.0
+    weight_decay: float | Tensor = 0.0
+    clip: float | Tensor = 0.0  # largest norm of a gradient; 0: no limit
 
     def __call__(self, loss: Loss, params: Tree, batches: Batches, moves: Rule = labelled) -> Tree:
         """The weights after one step a batch."""

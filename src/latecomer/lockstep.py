@@ -1,4 +1,4 @@
-"""Several runs of one method in lockstep, so that one exchange serves them all.
+"""Several runs in lockstep, so that one exchange serves them all.
 
 Each run's server code has a thread of its own, but never two run at a time: a run goes on until it needs its clients,
 then the next one does. When all wait, the caller's thread does one exchange for all of them. So method code stays
@@ -29,6 +29,7 @@ class _Worker:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.device = engine, engine.device
         self.waiting: tuple[str, Sequence[Ask]] | None = None
+        self.round = 0
         self.result: object = None
         self.error: BaseException | None = None
         self.work: Callable[[Engine], object] | None = None
@@ -51,7 +52,7 @@ class _Worker:
             self._paused.release()
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
-        self.waiting = (step, asks)
+        self.waiting, self.round = (step, asks), min((ask.round for ask in asks), default=0)
         self._paused.release()
         self._go.acquire()
         if self.abandoned:
@@ -64,7 +65,7 @@ class _Worker:
         self.engine.remember(run, kept)
 
     def whole(self, clients: int) -> Whole | None:
-        return self.engine.whole(clients)
+        return None  # its rounds are parts of what all runs do together
 
     def begin(self, work: Callable[[Engine], object] | None) -> None:
         self.work, self.error, self.result, self.abandoned = work, None, None, False
@@ -113,8 +114,12 @@ class Lockstep:
         return [worker.result for worker in workers]  # type: ignore[misc]
 
     def _exchange(self, asking: list[_Worker]) -> None:
-        """One exchange for all that wait for the same step as the first."""
-        step = asking[0].waiting[0] if asking[0].waiting else ""
+        """One exchange for all that wait for the same step as the one that is furthest behind; so they stay together.
+
+        Runs may have plans of their own: one that evaluates (its round is below zero) is let back into training first.
+        """
+        last = min(asking, key=lambda worker: worker.round)
+        step = last.waiting[0] if last.waiting else ""
         together = [worker for worker in asking if worker.waiting and worker.waiting[0] == step]
         self.engine.exchange(step, [ask for worker in together if worker.waiting for ask in worker.waiting[1]])
         for worker in together:

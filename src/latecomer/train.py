@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 
 from . import tree
+from .checks import by_labels, check, check_model
 from .clients import Clients, Cohort, Engine, Exchange, Told, Whole
 from .data.federation import Federation
 from .data.shuffle import purpose, sample
-from .errors import DataError, SettingError
+from .errors import SettingError
 from .evaluate import Scores, evaluate, over_seeds
 from .faults import silence
 from .lockstep import Lockstep
 from .method import Method
 from .stopwatch import Stopwatch
+from .together import together as together
 from .tree import Tree
 
 
@@ -51,12 +53,7 @@ class Training:
     """One method on one federation per seed, in lockstep. Everything random is a function of (seed, round)."""
 
     def __init__(self, method: Method, federations: Sequence[Federation], engine: Engine, plan: Plan) -> None:
-        smallest = min(federation.members for federation in federations)
-        if plan.cohort > smallest:
-            raise SettingError(
-                f"--cohort must be at most the number of training clients, {smallest}; got {plan.cohort}."
-            )
-        _check_labels(method, federations)
+        check(method, federations, plan.cohort)
         self.method, self.federations, self.engine, self.plan = method, federations, engine, plan
         self.groups = [] if plan.cohort_labelled is None else [by_labels(federation) for federation in federations]
         self.lockstep = Lockstep(engine)
@@ -166,6 +163,18 @@ class Training:
             lines.append(line)
         return {"round": self.round, "seconds": 0.0, "runs": lines}
 
+    def complete(self, progress: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+        """Train to the end, without a folder, and return the result."""
+        try:
+            for metrics in self.go():
+                if metrics is not None:
+                    self.drain()
+                    if progress is not None:
+                        progress(metrics)
+            return self.finish()[0]
+        finally:
+            self.lockstep.close()
+
     def finish(self) -> tuple[dict[str, Any], list[tuple[Scores, Scores | None]]]:
         """The result, and every client's score, at each run's best round; latecomers arrive now."""
         best = [found for found in self.best if found is not None]
@@ -227,45 +236,9 @@ class Training:
         return sorted(lines, key=lambda line: line["round"])
 
 
-def by_labels(federation: Federation) -> tuple[Tensor, Tensor]:
-    """The members without labelled examples, and those with some."""
-    labelled = federation.weight[: federation.members] > 0
-    return (~labelled).nonzero()[:, 0], labelled.nonzero()[:, 0]
-
-
-def _check_labels(method: Method, federations: Sequence[Federation]) -> None:
-    """Refuse to begin where nothing can be learned, or where no latecomer could get a model."""
-    for federation in federations:
-        members, late = federation.weight[: federation.members], federation.weight[federation.members :]
-        if not members.any():
-            raise DataError(
-                f"None of the {len(members)} training clients has a labelled example, so there is nothing to learn; "
-                "raise --labelled, or use data with labels."
-            )
-        if method.needs_labels and len(late) and not late.any():
-            raise DataError(
-                f"{type(method).__name__} needs a latecomer's labels, but none of the {len(late)} latecomers has any; "
-                "leave --unseen-labelled true, and use data with labels."
-            )
-
-
 def keepsake(state: Tree) -> Tree:
     """What of a state is worth keeping after training: all but the optimiser's own."""
     return {key: value for key, value in state.items() if key != "optimiser"}
-
-
-def check_model(model: Tree, own: Tree, origin: str) -> None:
-    """A sentence where a model from elsewhere does not fit into the place of our own."""
-    given, wanted = tree.flatten(model), tree.flatten(own)
-    for name in sorted(given.keys() ^ wanted.keys()):
-        lacks = "without" if name in wanted else "with"
-        raise SettingError(f"{origin} has a model {lacks} {name!r}; use the --model it was trained with.")
-    for name, weight in wanted.items():
-        if given[name].shape != weight.shape:
-            raise SettingError(
-                f"{origin} has a model whose {name!r} is {tuple(given[name].shape)}, not {tuple(weight.shape)}; "
-                "use the --model and --data it was trained with."
-            )
 
 
 def run(
@@ -288,9 +261,4 @@ def run(
     training = Training(method, several, engine or make("auto", method, several), Plan(**plan))
     if start is not None:
         training.adopt([start] * len(several), "start")
-    for metrics in training.go():
-        if metrics is not None:
-            training.drain()
-            if progress is not None:
-                progress(metrics)
-    return training.finish()[0]
+    return training.complete(progress)

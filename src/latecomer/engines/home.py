@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from ..alike import same
 from ..blocks import take
 from ..data.federation import SPLITS, Federation
 from ..data.rotate import turns
 from ..data.shuffle import lot, mix, normal, purpose, shuffled
+from ..errors import DataError
 from ..task import Batch, labelled
 from ..tree import Tree
 
@@ -29,11 +32,14 @@ class Homes:
 
     def __init__(self, federations: Sequence[Federation], device: torch.device, dtype: torch.dtype) -> None:
         examples = federations[0].examples
+        distinct = list(dict.fromkeys(federations))  # runs that differ in settings have one federation
+        if not all(same(examples, other.examples) for other in distinct[1:]):
+            raise DataError("Federations that are trained together must share their examples; these do not.")
         self.federations = federations
         self.y = examples.y.to(device)
-        self.index = {split: _end_to_end([f.rows(split).index for f in federations]).to(device) for split in SPLITS}
-        self.base = {split: _offsets([len(f.rows(split).index) for f in federations]) for split in SPLITS}
-        self.largest = {split: max(f.largest(split) for f in federations) for split in SPLITS}
+        self.index = {split: _end_to_end([f.rows(split).index for f in distinct]).to(device) for split in SPLITS}
+        self.base = {split: _offsets(split, distinct) for split in SPLITS}
+        self.largest = {split: max(f.largest(split) for f in distinct) for split in SPLITS}
         self.images = examples.images
         self.dtype = dtype  # of an example as the model sees it
         self.channels_last = device.type == "cpu"  # convolutions on a CPU want channels last, vmap on a GPU does not
@@ -44,7 +50,7 @@ class Homes:
             channels = self.shape[0]
             mean, std = (torch.tensor(t or d).expand(channels) for t, d in ((examples.mean, 0.0), (examples.std, 1.0)))
             self.scale, self.shift = (t.to(device, dtype)[:, None, None] for t in (1 / (255 * std), -mean / std))
-        angles = torch.cat([f.rotation for f in federations]).unique()
+        angles = torch.cat([f.rotation for f in distinct]).unique()
         self.angles = angles
         self.turned = bool(angles.any())
         if self.turned:
@@ -63,7 +69,7 @@ class Homes:
         ]
         for split in SPLITS:
             start = federation.rows(split).start
-            columns += [start[ids] + self.base[split][run], start[ids + 1] - start[ids]]
+            columns += [start[ids] + self.base[split][federation], start[ids + 1] - start[ids]]
         return torch.stack(columns, -1)
 
     def find(self, place: Tensor, card: Tensor, split: str) -> tuple[Tensor, Tensor]:
@@ -192,5 +198,6 @@ def _end_to_end(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)  # one federation's rows are not copied
 
 
-def _offsets(sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[:k]) for k in range(len(sizes))]
+def _offsets(split: str, federations: list[Federation]) -> dict[Federation, int]:
+    ends = accumulate((len(federation.rows(split).index) for federation in federations), initial=0)
+    return dict(zip(federations, ends, strict=False))

@@ -63,19 +63,24 @@ class Vector(Shelf):
         return Cohort(slips[:, CLIENT], slips)
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
-        for some in _alike(asks):
+        for some in same_shapes(asks):
             self._together(step, some)
 
-    def _together(self, step: str, asks: Sequence[Ask]) -> None:
+    def _together(self, step: str, asks: Sequence[Ask], first: int = 0) -> None:
+        """The clients of all asks, from the place `first` of each on."""
+        if len(asks) > self.chunk:  # more runs than rows
+            for some in (asks[: self.chunk], asks[self.chunk :]):
+                self._together(step, some, first)
+            return
         longest = max(len(ask.ids) for ask in asks)
-        first = 0
         while first < longest:
             rows = min(longest, max(1, self.chunk // len(asks)))
             try:
                 chunk = self._compute(step, asks, first, rows)
             except torch.OutOfMemoryError:
                 self._make_room(rows * len(asks))
-                continue
+                self._together(step, asks, first)
+                return
             for k, ask in enumerate(asks):
                 self._hand_over(ask, slice(first, min(first + rows, len(ask.ids))), *(tree.row(t, k) for t in chunk))
             first += rows
@@ -122,9 +127,14 @@ class Vector(Shelf):
             return result
         return function(*inputs)
 
+    def _work(self, step: str) -> Callable[..., Tree]:
+        """The step, for one client."""
+        work: Callable[..., Tree] = getattr(self.method, step)
+        return work
+
     def _rows(self, step: str) -> Mapped:
         """The step, mapped over the clients of one ask."""
-        work = getattr(self.method, step)
+        work = self._work(step)
 
         def one(card: Tensor, round: Tensor, memory: Tree, shared: Tree, each: Tree) -> tuple[Tree, Tree]:  # noqa: A002
             home = PackedHome(self.homes, card, round, memory)
@@ -193,7 +203,7 @@ def activation_bytes(method: Method) -> int:
     return copies * width * (total + task.blank(1, "meta").numel())
 
 
-def _alike(asks: Sequence[Ask]) -> list[list[Ask]]:
+def same_shapes(asks: Sequence[Ask]) -> list[list[Ask]]:
     """Asks whose messages have the same shapes share a map; a seed whose turn is a model of another size does not."""
     forms: dict[str, list[Ask]] = {}
     for ask in asks:

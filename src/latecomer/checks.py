@@ -1,0 +1,52 @@
+"""What a training refuses to begin with, each in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from . import tree
+from .data.federation import Federation
+from .errors import DataError, SettingError
+from .method import Method
+from .tree import Tree
+
+
+def check(method: Method, federations: Sequence[Federation], cohort: int) -> None:
+    """Refuse to begin where nothing can be learned, or where no latecomer could get a model."""
+    smallest = min(federation.members for federation in federations)
+    if cohort > smallest:
+        raise SettingError(f"--cohort must be at most the number of training clients, {smallest}; got {cohort}.")
+    for federation in federations:
+        members, late = federation.weight[: federation.members], federation.weight[federation.members :]
+        if not members.any():
+            raise DataError(
+                f"None of the {len(members)} training clients has a labelled example, so there is nothing to learn; "
+                "raise --labelled, or use data with labels."
+            )
+        if method.needs_labels and len(late) and not late.any():
+            raise DataError(
+                f"{type(method).__name__} needs a latecomer's labels, but none of the {len(late)} latecomers has any; "
+                "leave --unseen-labelled true, and use data with labels."
+            )
+
+
+def by_labels(federation: Federation) -> tuple[Tensor, Tensor]:
+    """The members without labelled examples, and those with some."""
+    labelled = federation.weight[: federation.members] > 0
+    return (~labelled).nonzero()[:, 0], labelled.nonzero()[:, 0]
+
+
+def check_model(model: Tree, own: Tree, origin: str) -> None:
+    """A sentence where a model from elsewhere does not fit into the place of our own."""
+    given, wanted = tree.flatten(model), tree.flatten(own)
+    for name in sorted(given.keys() ^ wanted.keys()):
+        lacks = "without" if name in wanted else "with"
+        raise SettingError(f"{origin} has a model {lacks} {name!r}; use the --model it was trained with.")
+    for name, weight in wanted.items():
+        if given[name].shape != weight.shape:
+            raise SettingError(
+                f"{origin} has a model whose {name!r} is {tuple(given[name].shape)}, not {tuple(weight.shape)}; "
+                "use the --model and --data it was trained with."
+            )

@@ -1,0 +1,201 @@
+"""Many settings at once: runs whose methods differ in numbers alone share every exchange, as seeds do.
+
+    train.together([(FedAvg(lr=lr, ...), federation) for lr in (0.01, 0.03, 0.1)], rounds=200, cohort=10)
+
+Each run is a training of its own, with its own method, plan and state; only what its clients do is done in one map with
+the others (engines/packed.py). Runs that differ in more than numbers (in the batch size, the model, the data) form
+another pack, and packs are trained one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import tree
+from .alike import Unlike, same, ways
+from .checks import check
+from .clients import Ask, Engine
+from .data.federation import Federation
+from .errors import SettingError, UnknownName
+from .evaluate import AT_ONCE
+from .lockstep import Lockstep
+from .method import Method
+from .tree import Tree
+
+if TYPE_CHECKING:
+    from .train import Plan
+
+Given = Sequence[Any]
+"""A method, a federation or several (one a seed), and if need be what its plan has of its own."""
+Progress = Callable[[int, dict[str, Any]], None]
+"""Called where a run was evaluated, with its place in the list and the metrics."""
+
+COPIES = 4  # of what a server holds: the state, the best one, a gradient, and something to work with
+CPU_BUDGET = 4 * 2**30  # bytes that the servers of one pack may hold on a CPU
+GPU_SHARE = 0.3  # of the free memory, on a GPU; most of the rest is for the clients
+
+
+@dataclass(frozen=True)
+class _Run:
+    place: int
+    method: Method
+    federations: Sequence[Federation]
+    plan: Plan
+
+
+def together(
+    runs: Sequence[Given],
+    engine: str = "auto",
+    device: str = "auto",
+    *,
+    chunk: int = 0,
+    graphs: bool = True,
+    progress: Progress | None = None,
+    **plan: Any,
+) -> list[dict[str, Any]]:
+    """Train several runs and return their results, in order; each is what `train.run` gives for this run alone.
+
+    A run is `(method, federation)`, or with several federations, one a seed; `(method, federation, {"rounds": 50})` has
+    settings of its own that stand before those of all. The `seconds` of a result are those of its pack.
+    """
+    from .engines import NAMES, pick_device
+
+    if engine not in NAMES:
+        raise UnknownName("engine", engine, NAMES)
+    where = pick_device(device)
+    wanted = [_run(place, given, plan) for place, given in enumerate(runs)]
+    results: dict[int, dict[str, Any]] = {}
+    for alike in _alike(wanted):
+        first, several = alike[0], [federation for run in alike for federation in run.federations]
+        name = _fastest(first.method, several, where) if engine == "auto" else engine
+        most = _fitting(first, where) if name == "vector" else 1  # other engines go client by client anyway
+        for begin in range(0, len(alike), most):
+            pack = alike[begin : begin + most]
+            results |= _train(pack, name, where, chunk, graphs, progress)
+    return [results[place] for place in range(len(wanted))]
+
+
+def _run(place: int, given: Given, plan: Mapping[str, Any]) -> _Run:
+    """One run of the list, checked before any is trained."""
+    from .train import Plan
+
+    parts: Sequence[Any] = given if isinstance(given, Sequence) and len(given) in (2, 3) else (None, None)
+    method, federations, *own = parts
+    several = list(federations) if isinstance(federations, Sequence) else [federations]
+    good = isinstance(method, Method) and several and all(isinstance(one, Federation) for one in several)
+    if not good or not all(isinstance(one, Mapping) for one in own):
+        raise SettingError(
+            f"Run {place} must be a method, a federation (or several in a list) and, where it needs one, "
+            f"a dict with a plan of its own; got {_kinds(given)}."
+        )
+    settings = {**plan, **(own[0] if own else {})}
+    for name in settings:
+        if name not in {field.name for field in fields(Plan)}:
+            raise UnknownName("setting of a plan", name, [field.name for field in fields(Plan)])
+    run = _Run(place, method, several, Plan(**settings))
+    check(run.method, run.federations, run.plan.cohort)
+    return run
+
+
+def _kinds(given: Any) -> str:
+    return ", ".join(type(part).__name__ for part in given) if isinstance(given, Sequence) else type(given).__name__
+
+
+def _alike(runs: Sequence[_Run]) -> list[list[_Run]]:
+    """Runs that can share every exchange, in groups."""
+    groups: list[list[_Run]] = []
+    for run in runs:
+        for group in groups:
+            if _can_share(group[0], run):
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    return groups
+
+
+def _can_share(a: _Run, b: _Run) -> bool:
+    """Methods that differ in numbers alone, cohorts of one size (rows would only be padded), and the same examples."""
+    examples = [run.federations[0].examples for run in (a, b)]
+    try:
+        ways(a.method, b.method)
+    except Unlike:
+        return False
+    return a.plan.cohort == b.plan.cohort and same(*examples)
+
+
+def _fastest(method: Method, federations: Sequence[Federation], device: torch.device) -> str:
+    from .engines.auto import faster
+
+    return faster(method, federations, device)
+
+
+def _fitting(run: _Run, device: torch.device) -> int:
+    """How many such runs fit beside each other."""
+    budget = torch.cuda.mem_get_info(device)[0] * GPU_SHARE if device.type == "cuda" else CPU_BUDGET
+    return max(1, int(budget // max(_bytes(run), 1)))
+
+
+def _bytes(run: _Run) -> int:
+    """What the server of a run holds, and its clients keep. An evaluation has a model for each of AT_ONCE clients."""
+    generator = torch.Generator().manual_seed(0)
+    state, memory = tree.nbytes(run.method.init(generator)), tree.nbytes(run.method.memory(generator))
+    clients = max(len(federation) for federation in run.federations)
+    models = 4 * run.method.task.model.size * min(AT_ONCE, clients)
+    return (COPIES * (state + models) + memory * clients) * len(run.federations)
+
+
+def _train(
+    pack: Sequence[_Run], name: str, device: torch.device, chunk: int, graphs: bool, progress: Progress | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    from .engines import make
+    from .engines.packed import Packed
+
+    federations = [federation for run in pack for federation in run.federations]
+    engine: Engine
+    if len(pack) > 1:
+        methods = [run.method for run in pack for _ in run.federations]
+        engine = Packed(methods, federations, device, chunk=chunk, graphs=graphs)
+    else:
+        engine = make(name, pack[0].method, federations, str(device), chunk=chunk, graphs=graphs)
+    for run in pack:
+        run.method.review(run.federations, engine)  # raises where the method cannot work on this engine
+    firsts = accumulate((len(run.federations) for run in pack), initial=0)
+    lockstep = Lockstep(engine)
+    try:
+        done = lockstep([partial(_one, run, first, progress) for run, first in zip(pack, firsts, strict=False)])
+    finally:
+        lockstep.close()
+    return zip((run.place for run in pack), done, strict=True)
+
+
+def _one(run: _Run, first: int, progress: Progress | None, engine: Engine) -> dict[str, Any]:
+    from .train import Training
+
+    training = Training(run.method, run.federations, _Share(engine, first), run.plan)
+    return training.complete(None if progress is None else partial(progress, run.place))
+
+
+class _Share:
+    """An engine as one of several runs sees it: its federations are the engine's, from the place `first` on."""
+
+    def __init__(self, engine: Engine, first: int) -> None:
+        self.engine, self.first, self.device = engine, first, engine.device
+
+    def exchange(self, step: str, asks: Sequence[Ask]) -> None:
+        self.engine.exchange(step, [replace(ask, run=self.first + ask.run) for ask in asks])
+
+    def memories(self, run: int) -> Tree:
+        return self.engine.memories(self.first + run)
+
+    def remember(self, run: int, kept: Tree) -> None:
+        self.engine.remember(self.first + run, kept)
+
+    def whole(self, clients: int) -> None:
+        return None  # its rounds are parts of what all runs do together
