@@ -11,6 +11,8 @@ from . import tree
 from .learn import clip_factor
 from .tree import Tree
 
+MANY, BLOCK = 2**20, 2**16  # weights, from which on a CPU works in blocks, and those of a block
+
 
 @dataclass(frozen=True)
 class SGD:
@@ -50,6 +52,8 @@ class Adam:
         return {"first": zeros, "second": zeros.clone(), "count": torch.zeros(())}
 
     def step(self, params: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
+        if state["first"].device.type == "cpu" and state["first"].numel() >= MANY:
+            return self._in_blocks(params, gradient, state)
         weights, direction = tree.ravel(params), tree.ravel(gradient, like=params)
         if self.clip:
             direction = direction * clip_factor(direction, self.clip)
@@ -59,6 +63,30 @@ class Adam:
         count = state["count"] + 1
         scale = (second / (1 - slower**count)).sqrt() + self.epsilon
         weights = weights - self.lr / (1 - slow**count) * first / scale
+        return tree.unravel(weights, params), {"first": first, "second": second, "count": count}
+
+    def _in_blocks(self, params: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
+        """The same for many weights on a CPU: block by block, so that what is in between never leaves the cache."""
+        slopes = tree.flatten(gradient)
+        pairs = [(leaf.reshape(-1), slopes[path].reshape(-1)) for path, leaf in tree.flatten(params).items()]
+        factor = torch.ones(1)
+        if self.clip:
+            factor = clip_factor(torch.stack([torch.linalg.vector_norm(slope) for _, slope in pairs]), self.clip)
+        slow, slower = self.betas
+        count = state["count"] + 1
+        pace, reach = self.lr / (1 - slow ** float(count)), 1 - slower ** float(count)
+        weights, first, second = (torch.empty_like(state["first"]) for _ in range(3))
+        begin = 0
+        for leaf, slope in pairs:
+            for weight, direction in zip(leaf.split(BLOCK), slope.split(BLOCK), strict=True):
+                span = slice(begin, begin := begin + len(weight))
+                direction = direction * factor
+                torch.lerp(state["first"][span], direction, 1 - slow, out=first[span])
+                torch.mul(state["second"][span], slower, out=second[span]).addcmul_(
+                    direction, direction, value=1 - slower
+                )
+                scale = torch.div(second[span], reach, out=direction).sqrt_().add_(self.epsilon)
+                torch.addcdiv(weight, first[span], scale, value=-pace, out=weights[span])
         return tree.unravel(weights, params), {"first": first, "second": second, "count": count}
 
 
