@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch._C import _functorch
 
 from . import tree
 from .learn import clip_factor
@@ -52,7 +53,8 @@ class Adam:
         return {"first": zeros, "second": zeros.clone(), "count": torch.zeros(())}
 
     def step(self, params: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
-        if state["first"].device.type == "cpu" and state["first"].numel() >= MANY:
+        many = state["first"].device.type == "cpu" and state["first"].numel() >= MANY
+        if many and _functorch.peek_interpreter_stack() is None:  # blocks are written in place, which cannot be mapped
             return self._in_blocks(params, gradient, state)
         weights, direction = tree.ravel(params), tree.ravel(gradient, like=params)
         if self.clip:
