@@ -134,3 +134,12 @@ def test_within_a_map_weights_are_not_taken_in_blocks() -> None:
     mapped = vmap(lambda gradient: adam.step(params, gradient, state)[0])(tree.stack(rows))
     for k, row in enumerate(rows):
         assert toys.gap(tree.row(mapped, k), adam.step(params, row, state)[0]) < 1e-12
+
+
+def test_weights_may_shrink_before_a_step() -> None:
+    adam, params, gradient = optim.Adam(0.1, clip=0.5), some(0), some(1)
+    state = toys.double(adam.init(params))
+    smaller = {"hyper": tree.scale(params["hyper"], 0.5), "scalar": params["scalar"] * 0.25}
+    expected, _ = adam.step(smaller, gradient, state)
+    found, _ = adam.step(params, gradient, state, {"hyper": 0.5, "scalar": 0.25})
+    assert toys.gap(found, expected) < 1e-12

@@ -60,7 +60,9 @@ class SGD:
             direction = torch.add(direction, weights, alpha=self.weight_decay)  # one pass over the weights, not two
         if self.momentum:
             direction = torch.add(direction, velocity, alpha=self.momentum)
-            velocity = torch.lerp(velocity, direction, moves)  # exactly one of the two, in a third of what `where` takes
+            velocity = torch.lerp(
+                velocity, direction, moves
+            )  # exactly one of the two, in a third of what `where` takes
         return torch.addcmul(weights, direction, moves, value=-self.lr), velocity
 
 

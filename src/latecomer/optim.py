@@ -52,10 +52,15 @@ class Adam:
         zeros = torch.zeros_like(tree.ravel(params))
         return {"first": zeros, "second": zeros.clone(), "count": torch.zeros(())}
 
-    def step(self, params: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
+    def step(
+        self, params: Tree, gradient: Tree, state: Tree, shrink: Mapping[str, float] | None = None
+    ) -> tuple[Tree, Tree]:
+        """One step; `shrink` says by what to multiply the weights of every branch before it."""
         many = state["first"].device.type == "cpu" and state["first"].numel() >= MANY
         if many and _functorch.peek_interpreter_stack() is None:  # blocks are written in place, which cannot be mapped
-            return self._in_blocks(params, gradient, state)
+            return self._in_blocks(params, gradient, state, shrink)
+        if shrink:
+            params = {name: tree.scale({name: part}, shrink[name])[name] for name, part in params.items()}
         weights, direction = tree.ravel(params), tree.ravel(gradient, like=params)
         if self.clip:
             direction = direction * clip_factor(direction, self.clip)
@@ -67,10 +72,14 @@ class Adam:
         weights = weights - self.lr / (1 - slow**count) * first / scale
         return tree.unravel(weights, params), {"first": first, "second": second, "count": count}
 
-    def _in_blocks(self, params: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
+    def _in_blocks(
+        self, params: Tree, gradient: Tree, state: Tree, shrink: Mapping[str, float] | None
+    ) -> tuple[Tree, Tree]:
         """The same for many weights on a CPU: block by block, so that what is in between never leaves the cache."""
         slopes = tree.flatten(gradient)
-        pairs = [(leaf.reshape(-1), slopes[path].reshape(-1)) for path, leaf in tree.flatten(params).items()]
+        leaves = tree.flatten(params).items()
+        rest = [shrink[path.partition("/")[0]] if shrink else 1.0 for path, _ in leaves]
+        pairs = [(leaf.reshape(-1), slopes[path].reshape(-1)) for path, leaf in leaves]
         factor = torch.ones(1)
         if self.clip:
             factor = clip_factor(torch.stack([torch.linalg.vector_norm(slope) for _, slope in pairs]), self.clip)
@@ -79,7 +88,7 @@ class Adam:
         pace, reach = self.lr / (1 - slow ** float(count)), 1 - slower ** float(count)
         weights, first, second = (torch.empty_like(state["first"]) for _ in range(3))
         begin = 0
-        for leaf, slope in pairs:
+        for (leaf, slope), left in zip(pairs, rest, strict=True):
             for weight, direction in zip(leaf.split(BLOCK), slope.split(BLOCK), strict=True):
                 span = slice(begin, begin := begin + len(weight))
                 direction = direction * factor
@@ -88,7 +97,7 @@ class Adam:
                     direction, direction, value=1 - slower
                 )
                 scale = torch.div(second[span], reach, out=direction).sqrt_().add_(self.epsilon)
-                torch.addcdiv(weight, first[span], scale, value=-pace, out=weights[span])
+                torch.mul(weight, left, out=weights[span]).addcdiv_(first[span], scale, value=-pace)
         return tree.unravel(weights, params), {"first": first, "second": second, "count": count}
 
 
