@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.func import vmap
 import toys
 from latecomer import blocks, learn, tree
 from latecomer.task import Batch
+from latecomer.tree import Tree
 
 TASK = toys.task(torch.float64)
 START = toys.double(TASK.model.fresh(torch.Generator().manual_seed(3)))
@@ -43,7 +45,8 @@ def by_torch(batches: list[Batch], clip: float = 0.0, **settings: float) -> dict
     optimiser = torch.optim.SGD(model.parameters(), **settings)
     for batch in batches:
         optimiser.zero_grad()
-        nn.functional.cross_entropy(model(batch.x), batch.y).backward()
+        with torch.enable_grad():
+            nn.functional.cross_entropy(model(batch.x), batch.y).backward()
         if clip:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimiser.step()
@@ -57,6 +60,13 @@ SETTINGS: list[dict[str, float]] = [
     {"lr": 0.1, "momentum": 0.5, "weight_decay": 0.1, "clip": 0.2},
     {"lr": 0.1, "clip": 1e6},
 ]
+
+
+@pytest.fixture(autouse=True, params=["torch.func", "autograd"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where gradients are off and nothing is mapped, as in the loop engine, plain autograd finds them."""
+    with torch.set_grad_enabled(request.param == "torch.func"):
+        yield
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -161,3 +171,28 @@ def test_halves_of_a_batch(size: int) -> None:
         assert second.y[second.real].tolist() == list(range(1 + (count + 1) // 2, count + 1))
     everything = vmap(lambda real: Batch(x, x[:, 0].long(), real).halves()[1].real)(torch.ones(3, size) > 0)
     assert everything.sum().item() == 3 * (size // 2)
+
+
+def test_a_gradient_of_training_reaches_what_only_the_loss_knows() -> None:
+    """Training within a loss: what it is differentiated by need not be among the weights that are trained."""
+    (batch,) = batches(1)
+    start = torch.ones(3, dtype=torch.float64)
+
+    def inner(params: Tree, _batch: Batch, pull: Tensor) -> Tensor:
+        return (pull * params["w"]).sum()
+
+    def outer(params: Tree, batch: Batch) -> Tensor:
+        moved = learn.SGD(0.1)(lambda w, b: inner(w, b, params["pull"]), {"w": start}, [batch])
+        return moved["w"].square().sum()
+
+    found = learn.gradient(outer, {"pull": start}, batch)
+    assert toys.gap(found, {"pull": -2 * 0.1 * (start - 0.1)}) < 1e-12
+
+
+def test_weights_that_the_loss_does_not_know_stay() -> None:
+    (batch,) = batches(1)
+    params = {"known": torch.ones(2), "unknown": torch.ones(2)}
+    moved = learn.SGD(0.5)(lambda some, _: some["known"].sum(), params, [batch])
+    assert moved["known"].tolist() == [0.5, 0.5]
+    assert moved["unknown"].tolist() == [1.0, 1.0]
+    assert learn.gradient(lambda _some, _: torch.ones(()), params, batch)["known"].tolist() == [0.0, 0.0]

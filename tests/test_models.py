@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -351,8 +352,8 @@ def test_the_head_is_the_last_layer() -> None:
     heads = {name: task(lambda name=name: MODELS[name](shapes[name], 7), shapes[name], 7).head for name in MODELS}
     assert heads == {
         "lenet": ("fc3.weight", "fc3.bias"),
-        "cnn": ("layers.9.weight", "layers.9.bias"),
-        "cnn64": ("layers.5.weight", "layers.5.bias"),
+        "cnn": ("layers.4.weight", "layers.4.bias"),
+        "cnn64": ("layers.4.weight", "layers.4.bias"),
         **dict.fromkeys(("mlp", "conv4", "resnet18", "mobilenet", "lstm"), ("head.weight", "head.bias")),
     }
 
@@ -480,3 +481,26 @@ def test_a_forward_pass_that_serves_one_size_is_refused() -> None:
     task = make_task(toys.federation(), MLP, ["L", "S"])
     assert task.model.shapes == task.sizes["L"]
     assert task.sizes["S"]["hidden.weight"] == (50, 64)
+
+
+def test_threads_do_not_meet_in_a_network() -> None:
+    """A call puts weights into a skeleton, so two threads need two."""
+    net = toys.task().model
+    x = torch.randn(4, 1, 8, 8)
+    weights = [net.fresh(torch.Generator().manual_seed(seed)) for seed in range(4)]
+    expected = [net(each, x) for each in weights]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(20):
+            found = list(pool.map(lambda each: net.features(each, x)[1], weights))
+            assert all(torch.allclose(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_a_weight_in_two_places_is_one_weight() -> None:
+    def build() -> nn.Module:
+        first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        second.weight = first.weight
+        return nn.Sequential(first, second)
+
+    net = Net(build)
+    assert [*net.shapes] == ["0.weight"]
+    assert net({"0.weight": 2 * torch.eye(3)}, torch.ones(1, 3)).tolist() == [[4.0] * 3]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.func import vmap
 
 import toys
 from latecomer import optim, tree
@@ -55,6 +56,14 @@ CASES: list[tuple[Any, dict[str, Any], Any, dict[str, Any]]] = [
         {"lr": 0.1, "betas": (0.8, 0.9), "eps": 0.01},
     ),
 ]
+
+
+@pytest.fixture(autouse=True, params=["at once", "in blocks"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU takes many weights in blocks: here already these few, in blocks that end within a leaf."""
+    if request.param == "in blocks":
+        monkeypatch.setattr(optim, "MANY", 1)
+        monkeypatch.setattr(optim, "BLOCK", 5)
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5, 1e6])
@@ -116,3 +125,21 @@ def test_parts_of_one_kind() -> None:
         "scalar": optim.Adam(0.1, clip=5.0),
     }
     assert optim.parts("sgd", rates, 0.9, 0.01, 5.0).rules["scalar"] == optim.SGD(0.1, 0.9, 0.01, 5.0)
+
+
+def test_within_a_map_weights_are_not_taken_in_blocks() -> None:
+    rows = [some(seed) for seed in (1, 2)]
+    adam, params = optim.Adam(0.1, clip=0.5), some(0)
+    state = toys.double(adam.init(params))
+    mapped = vmap(lambda gradient: adam.step(params, gradient, state)[0])(tree.stack(rows))
+    for k, row in enumerate(rows):
+        assert toys.gap(tree.row(mapped, k), adam.step(params, row, state)[0]) < 1e-12
+
+
+def test_weights_may_shrink_before_a_step() -> None:
+    adam, params, gradient = optim.Adam(0.1, clip=0.5), some(0), some(1)
+    state = toys.double(adam.init(params))
+    smaller = {"hyper": tree.scale(params["hyper"], 0.5), "scalar": params["scalar"] * 0.25}
+    expected, _ = adam.step(smaller, gradient, state)
+    found, _ = adam.step(params, gradient, state, {"hyper": 0.5, "scalar": 0.25})
+    assert toys.gap(found, expected) < 1e-12

@@ -141,7 +141,7 @@ class Careful(AveragesOneModel, TrainsByPasses):
         return self.task.logits(params, x)
 
 
-Double = toys._double(Careful)
+Double = toys.doubled(Careful)
 
 
 def careful(**settings: Any) -> Method:

@@ -34,8 +34,8 @@ def replaceable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @replaceable
 def stage(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-    """Convolution, ReLU, and max pooling over 2x2."""
-    return F.max_pool2d(F.relu(F.conv2d(x, weight, bias, stride, padding)), 2)
+    """Convolution, ReLU, and max pooling over 2x2; ReLU last gives the same, on a quarter of the numbers."""
+    return F.relu(F.max_pool2d(F.conv2d(x, weight, bias, stride, padding), 2))
 
 
 @replaceable

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 from torch.func import grad, vjp
 
 from . import blocks, tree
@@ -61,14 +62,58 @@ class SGD:
 
 def slope_of(loss: Loss, like: Tree) -> Callable[[Tensor, Batch], Tensor]:
     """The gradient of a loss, for weights that lie end to end in one vector, in the order of `like`."""
-    slope: Callable[[Tensor, Batch], Tensor] = grad(lambda weights, batch: loss(tree.unravel(weights, like), batch))
-    return slope
+    slope = _slopes(lambda parts, batch: loss(parts[0], batch), [like])
+    return lambda weights, batch: slope([weights], batch)[0]
+
+
+def _slopes(
+    loss: Callable[[list[Tree], Batch], Tensor], shapes: Sequence[Tree]
+) -> Callable[[list[Tensor], Batch], Sequence[Tensor]]:
+    """The gradients of a loss of several trees, each of which lies end to end in one vector."""
+
+    def trees(vectors: Sequence[Tensor]) -> list[Tree]:
+        return [tree.unravel(vector, like) for vector, like in zip(vectors, shapes, strict=True)]
+
+    if not _plainly():
+        mapped: Callable[[list[Tensor], Batch], Sequence[Tensor]] = grad(lambda w, batch: loss(trees(w), batch))
+        return mapped
+
+    def slopes(vectors: list[Tensor], batch: Batch) -> Sequence[Tensor]:
+        parts = [tree.map(Tensor.requires_grad_, part) for part in trees([vector.detach() for vector in vectors])]
+        inputs = [tree.leaves(part) for part in parts]
+        found = iter(_by_autograd(loss, parts, batch, [leaf for some in inputs for leaf in some]))
+        return [torch.cat([next(found).reshape(-1) for _ in some]) for some in inputs]
+
+    return slopes
+
+
+def _by_autograd(loss: Callable[[Any, Batch], Tensor], params: Any, batch: Batch, inputs: list[Tensor]) -> list[Tensor]:
+    """The gradient at the inputs, which are the leaves of the parameters; zero where the loss does not know them."""
+    with torch.enable_grad():
+        value = loss(params, batch)
+    if not value.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in inputs]
+    found = torch.autograd.grad(value, inputs, allow_unused=True)
+    return [torch.zeros_like(leaf) if slope is None else slope for slope, leaf in zip(found, inputs, strict=True)]
+
+
+def _plainly() -> bool:
+    """Whether PyTorch's plain autograd will do, which costs less than `torch.func`: nobody maps or differentiates us.
+
+    The loop engine runs its steps without gradients. Where they are on, somebody may want ours to have gradients too.
+    """
+    return not torch.is_grad_enabled() and _functorch.peek_interpreter_stack() is None
 
 
 def gradient(loss: Loss, params: Tree, batch: Batch) -> Tree:
     """The gradient of a loss at the weights, as a tree."""
-    found: Tree = grad(loss)(params, batch)
-    return found
+    if not _plainly():
+        found: Tree = grad(loss)(params, batch)
+        return found
+    flat = {path: leaf.detach().requires_grad_() for path, leaf in tree.flatten(params).items()}
+    return tree.unflatten(
+        dict(zip(flat, _by_autograd(loss, tree.unflatten(flat), batch, list(flat.values())), strict=True))
+    )
 
 
 def mean_gradient(loss: Loss, params: Tree, batches: Iterable[Batch]) -> Tree:
@@ -100,9 +145,7 @@ def jointly(
         torch.zeros_like(weight) if part.velocity is None else part.velocity
         for part, weight in zip(parts, weights, strict=True)
     ]
-    slope = grad(
-        lambda weights, batch: loss([tree.unravel(w, like) for w, like in zip(weights, shapes, strict=True)], batch)
-    )
+    slope = _slopes(loss, shapes)
     for batch in batches:
         directions, moving = slope(weights, batch), moves(batch)
         for k, part in enumerate(parts):

@@ -62,9 +62,10 @@ class Method(ABC):
             object.__setattr__(self, name, part)  # the one place where a frozen method is still being made
 
     def settle(self, device: torch.device) -> None:
-        """Have what networks hold besides their weights on a device, before a step needs it."""
+        """Have what networks need besides their weights, on a device and in this thread, before a step needs it."""
         for part in (self.task.model, *vars(self).values()):
             if isinstance(part, Net):
+                part.frame  # noqa: B018  (made on first use)
                 part.constants(torch.empty(0, device=device).device)  # with its number: "cuda" alone names no place
 
     def memory(self, generator: torch.Generator) -> Tree:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch._C import _functorch
 
 from . import tree
 from .blocks import clip_factor
 from .tree import Tree
+
+MANY, BLOCK = 2**20, 2**16  # weights, from which on a CPU works in blocks, and those of a block
 
 
 @dataclass(frozen=True)
@@ -49,17 +54,67 @@ class Adam:
         zeros = torch.zeros_like(tree.ravel(params))
         return {"first": zeros, "second": zeros.clone(), "count": torch.zeros(())}
 
-    def step(self, params: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
+    def step(
+        self, params: Tree, gradient: Tree, state: Tree, shrink: Mapping[str, float] | None = None
+    ) -> tuple[Tree, Tree]:
+        """One step; `shrink` says by what to multiply the weights of every branch before it."""
+        many = state["first"].device.type == "cpu" and state["first"].numel() >= MANY
+        if many and _functorch.peek_interpreter_stack() is None:  # blocks are written in place, which cannot be mapped
+            return self._in_blocks(params, gradient, state, shrink)
+        if shrink:
+            params = {name: tree.scale({name: part}, shrink[name])[name] for name, part in params.items()}
         weights, direction = tree.ravel(params), tree.ravel(gradient, like=params)
-        if self.clip:
-            direction = direction * clip_factor(direction, self.clip)
+        factor = clip_factor(direction, self.clip) if self.clip else torch.ones_like(direction[:1])
         slow, slower = self.betas
-        first = state["first"].lerp(direction, 1 - slow)
-        second = slower * state["second"] + (1 - slower) * direction.square()
         count = state["count"] + 1
-        scale = (second / (1 - slower**count)).sqrt() + self.epsilon
-        weights = weights - self.lr / (1 - slow**count) * first / scale
+        pace, reach = self.lr / (1 - slow**count), 1 - slower**count
+        if (kernels := kernels_for(weights)) is not None:
+            scalars = factor, pace, reach
+            after = kernels.adam(weights, direction, state["first"], state["second"], scalars, self.betas, self.epsilon)
+            weights, first, second = after
+        else:
+            direction = direction * factor
+            first = state["first"].lerp(direction, 1 - slow)
+            second = slower * state["second"] + (1 - slower) * direction.square()
+            weights = weights - pace * first / ((second / reach).sqrt() + self.epsilon)
         return tree.unravel(weights, params), {"first": first, "second": second, "count": count}
+
+    def _in_blocks(
+        self, params: Tree, gradient: Tree, state: Tree, shrink: Mapping[str, float] | None
+    ) -> tuple[Tree, Tree]:
+        """The same for many weights on a CPU: block by block, so that what is in between never leaves the cache."""
+        slopes = tree.flatten(gradient)
+        leaves = tree.flatten(params).items()
+        rest = [shrink[path.partition("/")[0]] if shrink else 1.0 for path, _ in leaves]
+        pairs = [(leaf.reshape(-1), slopes[path].reshape(-1)) for path, leaf in leaves]
+        factor = torch.ones(1)
+        if self.clip:
+            factor = clip_factor(torch.stack([torch.linalg.vector_norm(slope) for _, slope in pairs]), self.clip)
+        slow, slower = self.betas
+        count = state["count"] + 1
+        pace, reach = self.lr / (1 - slow ** float(count)), 1 - slower ** float(count)
+        weights, first, second = (torch.empty_like(state["first"]) for _ in range(3))
+        begin = 0
+        for (leaf, slope), left in zip(pairs, rest, strict=True):
+            for weight, direction in zip(leaf.split(BLOCK), slope.split(BLOCK), strict=True):
+                span = slice(begin, begin := begin + len(weight))
+                direction = direction * factor
+                torch.lerp(state["first"][span], direction, 1 - slow, out=first[span])
+                torch.mul(state["second"][span], slower, out=second[span]).addcmul_(
+                    direction, direction, value=1 - slower
+                )
+                scale = torch.div(second[span], reach, out=direction).sqrt_().add_(self.epsilon)
+                torch.mul(weight, left, out=weights[span]).addcdiv_(first[span], scale, value=-pace)
+        return tree.unravel(weights, params), {"first": first, "second": second, "count": count}
+
+
+def kernels_for(vector: Tensor) -> Any:
+    """The kernels, where they can take this vector as it is."""
+    if not vector.is_cuda or vector.dtype != torch.float32 or _functorch.peek_interpreter_stack() is not None:
+        return None
+    from .engines.fused import kernels  # here: engines know optimisers
+
+    return kernels()
 
 
 @dataclass(frozen=True)

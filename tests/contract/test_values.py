@@ -120,7 +120,7 @@ def fingerprint(thing: Any) -> Any:
     if isinstance(thing, Method):
         return {key: fingerprint(value) for key, value in vars(thing).items()}
     if isinstance(thing, Net):
-        parts = {key: value for key, value in vars(thing).items() if key not in ("build", "_constants")}
+        parts = {key: value for key, value in vars(thing).items() if key not in ("build", "_constants", "_own")}
         return {key: fingerprint(value) for key, value in parts.items()}
     if isinstance(thing, nn.Module):
         return [(key, value.shape, value.device, value.grad) for key, value in thing.state_dict(keep_vars=True).items()]

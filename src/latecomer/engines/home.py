@@ -6,6 +6,7 @@ home can be made from one row of it inside `vmap`.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -22,6 +23,7 @@ from ..errors import DataError
 from ..task import Batch, labelled
 from ..tree import Tree
 
+SMALL = 2**16  # numbers in the batches of an exchange that a CPU takes at once, and not batch by batch
 SEED, CLIENT, LABELLED, ANGLE, WEIGHT, BUDGET = range(6)  # LABELLED: 1 for one's own labels, and 2 more for a validator
 START = {split: 6 + 2 * k for k, split in enumerate(SPLITS)}
 SIZE = {split: 7 + 2 * k for k, split in enumerate(SPLITS)}
@@ -97,9 +99,9 @@ class Homes:
             angle = card[
                 ANGLE, None
             ]  # one row by a vector of one: under vjp a plain number would be read from the device
-            flat, taps, shares = x.flatten(-2), self.taps[angle][0], self.shares[angle][0]
-            turned = [flat[..., tap] * share for tap, share in zip(taps, shares, strict=True)]
-            x = torch.stack(turned).sum(0).unflatten(-1, self.shape[-2:])
+            flat, taps, shares = x.flatten(-2), self.taps[angle][0], self.shares[angle][0]  # taps: [neighbours, pixels]
+            turned = (flat[..., taps.flatten()].unflatten(-1, taps.shape) * shares).sum(-2)
+            x = turned.unflatten(-1, self.shape[-2:])
         return x * self.scale + self.shift
 
 
@@ -184,9 +186,12 @@ class DrawnBatches:
         return self.steps
 
     def __iter__(self) -> Iterator[Batch]:
+        homes, card = self.home._homes, self.home._card
+        small = homes.channels_last and self.rows.numel() * math.prod(homes.shape) <= SMALL
+        x = homes.take(self.rows, card) if small else None
         for k in range(self.steps):
-            x = self.home._homes.take(self.rows[k], self.home._card)
-            yield Batch(x, self.y[k], self.real[k], self.weight[k], self.labelled[k])
+            chosen = homes.take(self.rows[k], card) if x is None else x[k]
+            yield Batch(chosen, self.y[k], self.real[k], self.weight[k], self.labelled[k])
 
 
 def _within(place: Tensor, count: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
-"""One client at a time: for debugging (errors name client, round, step and argument) and for wide models on a CPU."""
+"""Client by client: for debugging (errors name client, round, step and argument) and for wide models on a CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 
@@ -15,13 +17,23 @@ from ..tree import Tree
 from .home import WEIGHT, Homes, PackedHome
 from .memory import Shelf
 
+T = TypeVar("T")
+
 
 class Loop(Shelf):
+    """One client at a time, or on a CPU one for every thread that PyTorch may use.
+
+    A network as small as a client's cannot keep two threads busy, but two networks can, and they never wait for each
+    other. A client that is left over gets all threads.
+    """
+
     def __init__(self, method: Method, federations: Sequence[Federation], device: torch.device | str = "cpu") -> None:
         self.method = method
         self.device = torch.device(device)
         self.homes = Homes(federations, self.device, method.task.dtype)
         super().__init__(method, federations, self.device)
+        self.threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+        self.pool = ThreadPoolExecutor(self.threads, initializer=self._settle) if self.threads > 1 else None
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
         for ask in asks:
@@ -31,23 +43,45 @@ class Loop(Shelf):
         memories = self.of(ask.run, ask.scratch)
         cards = tree.upload(self.homes.cards(ask.run, ask.ids), self.device)
         round_ = torch.tensor(ask.round, device=self.device)
-        for k, client in enumerate(ask.ids.tolist()):
+
+        def work(k: int) -> tuple[Tree, Tree]:
             home = PackedHome(self.homes, cards[k], round_, tree.row(memories.read(ask.ids[k : k + 1]), 0))
-            message = ask.shared | ask.recalled | tree.row(ask.each, k)
-            try:
-                reply = getattr(self.method, step)(home, **message)
-            except LatecomerError:
-                raise
-            except Exception as error:
-                raise StepError(
-                    f"Client {client} failed in round {ask.round} at step {step!r}, sent {_describe(message)}: {error}"
-                ) from error
+            return self._work(step, ask, k, home), home.memory
+
+        for k, (reply, memory) in enumerate(self._in_order(work, len(ask.ids))):
             one = slice(k, k + 1)
             answer = tree.map(lambda leaf: leaf[None], reply)
-            if kept := tree.map(lambda leaf: leaf[None], home.memory):
+            if kept := tree.map(lambda leaf: leaf[None], memory):
                 well = tree.finite(answer | {"kept": kept}, rows=True) & ~ask.silent[one]
                 memories.write(ask.ids[one], kept, well)
             ask.take(one, answer, cards[one, WEIGHT].float(), torch.ones(1, dtype=torch.bool, device=self.device))
+
+    def _in_order(self, work: Callable[[int], T], count: int) -> Iterator[T]:
+        """The results for 0 to `count`. So many at a time as there are threads, so that never more wait to be used."""
+        together = count - count % self.threads if self.pool else 0
+        for first in range(0, together, self.threads):
+            assert self.pool
+            yield from self.pool.map(work, range(first, first + self.threads))
+        yield from map(work, range(together, count))
+
+    def _work(self, step: str, ask: Ask, k: int, home: PackedHome) -> Tree:
+        message = ask.shared | ask.recalled | tree.row(ask.each, k)
+        try:
+            with torch.no_grad():  # steps take gradients themselves, and nobody takes any of a step (learn.py)
+                reply: Tree = getattr(self.method, step)(home, **message)
+        except LatecomerError:
+            raise
+        except Exception as error:
+            raise StepError(
+                f"Client {int(ask.ids[k])} failed in round {ask.round} at step {step!r}, "
+                f"sent {_describe(message)}: {error}"
+            ) from error
+        return reply
+
+    def _settle(self) -> None:
+        """Prepare a thread of the pool."""
+        torch.set_num_threads(1)
+        self.method.settle(self.device)
 
 
 def _describe(message: Tree) -> str:

@@ -12,6 +12,7 @@ from ..clients import Whole
 from ..data.federation import Federation
 from ..method import Method
 from ..tree import Tree
+from . import heap
 
 
 class Memories:
@@ -74,6 +75,8 @@ class Shelf:
 
     def __init__(self, method: Method, federations: Sequence[Federation], device: torch.device) -> None:
         method.settle(device)
+        if device.type == "cpu":
+            heap.keep()
         generators = [torch.Generator().manual_seed(federation.seed) for federation in federations]
         self.kept = [Memories(tree.to(method.memory(generator), device)) for generator in generators]
         self._scratch: dict[int, tuple[int, Memories]] = {}

@@ -108,8 +108,8 @@ class PeFLL(Method):
         dh, dv = pull(update.each)  # 12
         dh = tree.scale(dh, 1 / update.heard.sum().clamp(min=1))
         de = clients.mean(self.backprop, each={"dv": dv}, recall=["embed"])  # 13 to 15
-        learned, gradient = self.regularised(state["learned"], de | {"hyper": dh})
-        learned, optimiser = self.optimiser.step(learned, gradient, state["optimiser"])  # 17 and 18
+        gradient, shrink = self.regularised(state["learned"], de | {"hyper": dh})
+        learned, optimiser = self.optimiser.step(state["learned"], gradient, state["optimiser"], shrink)  # 17 and 18
         return {"learned": learned, "optimiser": optimiser, "standard": standard}
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
@@ -129,9 +129,9 @@ class PeFLL(Method):
         now = {"mean": share @ v.mean(1), "std": share @ v.std(1), "known": torch.ones_like(standard["known"])}
         return tree.where((standard["known"] > 0) | ~heard, standard, now)
 
-    def regularised(self, learned: Tree, gradient: Tree) -> tuple[Tree, Tree]:
-        """The server objective, lambda |eta|^2: as lines 17 and 18 write it, or as part of what Adam descends."""
+    def regularised(self, learned: Tree, gradient: Tree) -> tuple[Tree, dict[str, float] | None]:
+        """The server objective, lambda |eta|^2: as part of what Adam descends, or as lines 17 and 18 write it."""
         twice = {"embed": 2 * self.lambda_v, "hyper": 2 * self.lambda_h}
         if self.regularise == "gradient":
-            return learned, {name: tree.add(gradient[name], tree.scale(learned[name], twice[name])) for name in twice}
-        return {name: tree.scale(learned[name], 1 - self.server_lr * twice[name]) for name in twice}, gradient
+            return {name: tree.add(gradient[name], tree.scale(learned[name], twice[name])) for name in twice}, None
+        return gradient, {name: 1 - self.server_lr * twice[name] for name in twice}

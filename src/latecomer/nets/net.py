@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Callable
 
 import torch
@@ -13,7 +15,10 @@ from ..tree import Tree
 
 
 class Net:
-    """A skeleton on the meta device (shapes and forward, never weights) and a way to draw fresh weights."""
+    """A skeleton on the meta device (shapes and forward, never weights) and a way to draw fresh weights.
+
+    A call puts the weights into the skeleton and takes them out again, so every thread has a skeleton of its own.
+    """
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         self.build = build
@@ -26,10 +31,20 @@ class Net:
         self.shapes = {name: weight.shape for name, weight in self.skeleton.named_parameters()}
         self.size = sum(shape.numel() for shape in self.shapes.values())
         self._constants: dict[torch.device, dict[str, Tensor]] = {torch.device("cpu"): self._draw_buffers()}
+        self._blank = copy.deepcopy(self.skeleton)  # never called, so that a thread can copy it at any time
+        self._own = threading.local()
+        self._own.frame = _Frame(self.skeleton)
 
     def __call__(self, params: Tree, *inputs: Tensor) -> Tensor:
-        output: Tensor = functional_call(self.skeleton, (params, self.constants(inputs[0].device)), inputs)
-        return output
+        return self.frame(params, self.constants(inputs[0].device), inputs)
+
+    @property
+    def frame(self) -> _Frame:
+        """This thread's own skeleton."""
+        if not hasattr(self._own, "frame"):
+            self._own.frame = _Frame(copy.deepcopy(self._blank))
+        found: _Frame = self._own.frame
+        return found
 
     @property
     def last(self) -> str:
@@ -58,7 +73,7 @@ class Net:
     def features(self, params: Tree, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """What the last layer sees, and what the network returns, in one pass."""
         seen: list[Tensor] = []
-        last = self.skeleton.get_submodule(self.last)
+        last = self.frame.skeleton.get_submodule(self.last)
         hook = last.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
         try:
             output = self(params, *inputs)
@@ -89,3 +104,31 @@ class Net:
             here = self._constants[torch.device("cpu")]
             self._constants[device] = {name: value.to(device) for name, value in here.items()}
         return self._constants[device]
+
+
+class _Frame:
+    """A skeleton and the places in it where weights go: `functional_call` finds them anew in every call."""
+
+    def __init__(self, skeleton: nn.Module) -> None:
+        self.skeleton = skeleton
+        paths = {id(weight): path for path, weight in skeleton.named_parameters()}  # a shared weight has one path
+        self.paths = set(paths.values())
+        self.places = [
+            (layer._parameters, name, paths[id(weight)], weight)
+            for layer in skeleton.modules()
+            for name, weight in layer._parameters.items()
+            if weight is not None
+        ]
+
+    def __call__(self, params: Tree, constants: dict[str, Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
+        if constants or params.keys() != self.paths:
+            output: Tensor = functional_call(self.skeleton, (params, constants), inputs)
+            return output
+        for layer, name, path, _ in self.places:
+            layer[name] = params[path]
+        try:
+            output = self.skeleton(*inputs)
+        finally:
+            for layer, name, _, blank in self.places:
+                layer[name] = blank
+        return output

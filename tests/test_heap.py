@@ -1,0 +1,41 @@
+"""Freed memory is kept, unless a user has chosen otherwise."""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import pytest
+import torch
+
+from latecomer.engines import heap
+
+PAGES = 48 * 2**20 // 4096
+
+
+@pytest.fixture(autouse=True)
+def nobody_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in heap.CHOSEN:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's own")
+def test_a_large_array_is_made_of_pages_that_were_there() -> None:
+    if not heap.keep():
+        pytest.skip("the C library cannot")
+    first = torch.ones(PAGES * 1024)
+    del first
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    assert torch.ones(PAGES * 1024).sum() == PAGES * 1024
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < PAGES / 10
+
+
+@pytest.mark.parametrize("name", heap.CHOSEN)
+def test_a_users_choice_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1")
+    assert not heap.keep()
+
+
+def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not heap.keep()
