@@ -79,7 +79,10 @@ class Engine(Protocol):
 
 
 class Whole(Protocol):
-    """Calls a function that does whole rounds, by replay if it can. The function must not depend on the host."""
+    """Calls a function that does whole rounds, by replay if it can. The function must not depend on the host.
+
+    What it returns lasts until the next call.
+    """
 
     def prepare(self, run: int, ids: Tensor, number: int) -> Cohort: ...
     def __call__(self, rounds: Callable[..., Any], inputs: tuple[Any, ...]) -> Any: ...

@@ -129,8 +129,9 @@ class Training:
         self.states, told = whole(rounds, (self.states, cohorts))
         seconds = watch.stop()
         for ledger, lines in zip(self.ledgers, told, strict=True):
-            for place, line in enumerate(lines):
-                ledger.append(Exchange(self.round, *line, seconds=seconds if place == len(lines) - 1 else None))
+            for left, (step, asked, answered, down, up) in zip(range(len(lines) - 1, -1, -1), lines, strict=True):
+                counts = asked.clone(), answered.clone()
+                ledger.append(Exchange(self.round, step, *counts, down, up, seconds=None if left else seconds))
 
     def cohort(self, run: int, number: int) -> Tensor:
         """Who takes part in a round; sorted, so that neighbours in the data stay neighbours."""
@@ -237,8 +238,8 @@ class Training:
 
 
 def keepsake(state: Tree) -> Tree:
-    """What of a state is worth keeping after training: all but the optimiser's own."""
-    return {key: value for key, value in state.items() if key != "optimiser"}
+    """What of a state is worth keeping after training: all but the optimiser's own. A copy: rounds may reuse memory."""
+    return tree.map(torch.clone, tree.without(state, ["optimiser"]))
 
 
 def run(

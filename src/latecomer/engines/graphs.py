@@ -1,4 +1,4 @@
-"""Exchanges and whole rounds as CUDA graphs: captured when the same shapes come for the third time, then replayed."""
+"""Exchanges and whole rounds as CUDA graphs: captured when the same shapes come again, then replayed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-EAGER_CALLS = (
-    2  # the first calls run as they are: they warm up the libraries, and a step used once is not worth a graph
-)
+EAGER_CALLS = 1  # the first call runs as it is: it warms up the libraries, and a step used once is not worth a graph
 KEPT = 24  # graphs; the least recently used goes first
 
 
@@ -37,7 +35,8 @@ class Graphs:
         self._seen: dict[Any, int] = {}
         self._graphs: OrderedDict[Any, _Captured] = OrderedDict()
 
-    def __call__(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    def __call__(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...], lasting: bool = True) -> Any:
+        """What the function returns; unless `lasting`, the next call of the same name may overwrite it."""
         if torch.cuda.is_current_stream_capturing():
             return function(*inputs)
         leaves, shape = tree_flatten(inputs)
@@ -53,8 +52,10 @@ class Graphs:
         captured = self._graphs[key]
         torch._foreach_copy_(captured.inputs, leaves)
         captured.graph.replay()
-        copies = [output.clone() if isinstance(output, Tensor) else output for output in captured.outputs]
-        return tree_unflatten(copies, captured.shape)
+        outputs = captured.outputs
+        if lasting:
+            outputs = [output.clone() if isinstance(output, Tensor) else output for output in outputs]
+        return tree_unflatten(outputs, captured.shape)
 
     def _capture(self, function: Callable[..., Any], leaves: list[Tensor], shape: Any) -> _Captured:
         inputs = [leaf.clone() for leaf in leaves]

@@ -54,7 +54,7 @@ class Vector(Shelf):
     def __call__(self, rounds: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
         if self.graphs is None:
             return rounds(*inputs)
-        return self.graphs("a whole round", rounds, inputs)
+        return self.graphs("a whole round", rounds, inputs, lasting=False)
 
     def prepare(self, run: int, ids: Tensor, number: int) -> Cohort:
         """What a round needs to know about its clients, on the device."""

@@ -42,7 +42,7 @@ BUSY = 480  # programs that keep a GPU busy; a sum over all places of all images
 
 @triton.jit
 def _forward(
-    x, weight, bias, out, code, bias_apart, size: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+    x, weight, bias, out, code, bias_apart, size, height: tl.constexpr, width: tl.constexpr,
     outputs: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, down: tl.constexpr, across: tl.constexpr,
     high: tl.constexpr, line: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, biased: tl.constexpr,
     pooled: tl.constexpr, ragged: tl.constexpr, precision: tl.constexpr, PITCH: tl.constexpr,
@@ -90,10 +90,10 @@ def _forward(
 
 @triton.jit
 def _by_weight(
-    x, slope, code, out, out_bias, net_apart, image_apart, channel_apart, y_apart, x_apart,
-    size: tl.constexpr, height: tl.constexpr, width: tl.constexpr, outputs: tl.constexpr, rows: tl.constexpr,
+    x, slope, code, out, out_bias, net_apart, image_apart, channel_apart, y_apart, x_apart, each,
+    size, height: tl.constexpr, width: tl.constexpr, outputs: tl.constexpr, rows: tl.constexpr,
     columns: tl.constexpr, down: tl.constexpr, across: tl.constexpr, high: tl.constexpr, line: tl.constexpr,
-    sy: tl.constexpr, sx: tl.constexpr, pooled: tl.constexpr, ragged: tl.constexpr, each: tl.constexpr,
+    sy: tl.constexpr, sx: tl.constexpr, pooled: tl.constexpr, ragged: tl.constexpr,
     precision: tl.constexpr, PITCH: tl.constexpr, SQUARES: tl.constexpr, OUT: tl.constexpr, TERMS: tl.constexpr,
     BANKS: tl.constexpr,
 ):  # fmt: skip
@@ -218,9 +218,9 @@ def _filters_back(x: Tensor, slope: Tensor, code: Tensor | None, shape: Any, str
     out, bias = x.new_empty(nets, splits, 4, outputs, *window), x.new_empty(nets, splits, outputs)
     ragged = not pooled and (down % 2 > 0 or across % 2 > 0)
     _by_weight[(programs, nets, splits)](
-        x, slope, slope if code is None else code, out, bias, *slope.stride(),
+        x, slope, slope if code is None else code, out, bias, *slope.stride(), each,
         size, height, width, outputs, rows, columns, down, across, *_lines(out), 2 * stride[0], 2 * stride[1],
-        pooled, ragged, each, precision(), pitch, tile.squares, block, tile.terms, banks,
+        pooled, ragged, precision(), pitch, tile.squares, block, tile.terms, banks,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return fold(out, bias, channels, (high, wide), stride)

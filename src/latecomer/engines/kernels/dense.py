@@ -17,7 +17,7 @@ from .layout import rows_apart
 
 @triton.jit
 def _product(
-    a, b, bias, out, gate, a_row, b_row, bias_row, count: tl.constexpr, terms: tl.constexpr, outputs: tl.constexpr,
+    a, b, bias, out, gate, a_row, b_row, bias_row, count, terms, outputs,
     a_place, a_term, b_out, b_term, biased: tl.constexpr, relu: tl.constexpr, gated: tl.constexpr,
     precision: tl.constexpr, PLACES: tl.constexpr, OUT: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
@@ -52,7 +52,7 @@ def _product(
 
 @triton.jit
 def _by_weight(
-    x, slope, gate, out, out_bias, size: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr,
+    x, slope, gate, out, out_bias, size, inputs, outputs,
     gated: tl.constexpr, precision: tl.constexpr, SIZE: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     net = tl.program_id(1).to(tl.int64)

@@ -17,7 +17,7 @@ BLOCK = 1024  # numbers that one program lays out
 
 @triton.jit
 def _lay_images(
-    x, out, net_apart, image_apart, channel_apart, y_apart, x_apart, size: tl.constexpr, channels: tl.constexpr,
+    x, out, net_apart, image_apart, channel_apart, y_apart, x_apart, size, channels: tl.constexpr,
     height: tl.constexpr, width: tl.constexpr, up: tl.constexpr, left: tl.constexpr,
     tall: tl.constexpr, broad: tl.constexpr, PITCH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -55,7 +55,7 @@ def _four(
 
 @triton.jit
 def _fold(
-    parts, bias, out, out_bias, splits: tl.constexpr, outputs: tl.constexpr, channels: tl.constexpr,
+    parts, bias, out, out_bias, splits, outputs: tl.constexpr, channels: tl.constexpr,
     high: tl.constexpr, wide: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, PITCH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -81,7 +81,7 @@ def _fold(
 
 @triton.jit
 def _frame(
-    slope, code, out, net_apart, image_apart, channel_apart, y_apart, x_apart, size: tl.constexpr,
+    slope, code, out, net_apart, image_apart, channel_apart, y_apart, x_apart, size,
     outputs: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, up: tl.constexpr, left: tl.constexpr,
     tall: tl.constexpr, broad: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, pooled: tl.constexpr,
     PITCH: tl.constexpr, BLOCK: tl.constexpr,

@@ -12,7 +12,7 @@ from .layout import pitch, rows_apart
 
 @triton.jit
 def _take(
-    x, rows, scale, shift, out, rows_apart, size: tl.constexpr, channels: tl.constexpr, plane: tl.constexpr,
+    x, rows, scale, shift, out, rows_apart, size, channels: tl.constexpr, plane: tl.constexpr,
     PITCH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     example = tl.program_id(0).to(tl.int64)
