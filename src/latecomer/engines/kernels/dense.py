@@ -17,11 +17,11 @@ from .layout import rows_apart
 
 @triton.jit
 def _product(
-    a, b, bias, out, gate, a_row, b_row, bias_row, count, terms, outputs,
-    a_place, a_term, b_out, b_term, biased: tl.constexpr, relu: tl.constexpr, gated: tl.constexpr,
+    a, b, bias, out, gate, a_row, b_row, bias_row, count, terms: tl.constexpr, outputs: tl.constexpr,
+    turned: tl.constexpr, biased: tl.constexpr, relu: tl.constexpr, gated: tl.constexpr,
     precision: tl.constexpr, PLACES: tl.constexpr, OUT: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """out[p, o] = sum over t of a[p, t] b[o, t]; the gate lies like a."""
+    """out[p, o] = sum over t of a[p, t] b[o, t], or, turned, of a[p, t] b[t, o]; the gate lies like a."""
     net = tl.program_id(1).to(tl.int64)
     a += net * a_row
     gate += net * a_row
@@ -31,16 +31,13 @@ def _product(
     total = tl.zeros((PLACES, OUT), tl.float32)
     for first in range(0, terms, TERMS):
         k = first + tl.arange(0, TERMS)
-        at = place[:, None] * a_place + k[None, :] * a_term
+        at = place[:, None] * terms + k[None, :]
         good = (place < count)[:, None] & (k < terms)[None, :]
         left = tl.load(a + at, mask=good, other=0.0)
         if gated:
             left = tl.where(tl.load(gate + at, mask=good, other=0.0) > 0, left, 0.0)
-        right = tl.load(
-            b + k[:, None] * b_term + to[None, :] * b_out,
-            mask=(k < terms)[:, None] & (to < outputs)[None, :],
-            other=0.0,
-        )
+        own = k[:, None] * outputs + to[None, :] if turned else to[None, :] * terms + k[:, None]
+        right = tl.load(b + own, mask=(k < terms)[:, None] & (to < outputs)[None, :], other=0.0)
         total = tl.dot(left, right, total, input_precision=precision)
     if biased:
         total += tl.load(bias + net * bias_row + to, mask=to < outputs, other=0.0)[None, :]
@@ -52,7 +49,7 @@ def _product(
 
 @triton.jit
 def _by_weight(
-    x, slope, gate, out, out_bias, size, inputs, outputs,
+    x, slope, gate, out, out_bias, size, inputs: tl.constexpr, outputs: tl.constexpr,
     gated: tl.constexpr, precision: tl.constexpr, SIZE: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     net = tl.program_id(1).to(tl.int64)
@@ -81,14 +78,11 @@ def _by_weight(
 
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    weight, bias = rows_apart(weight), rows_apart(bias)
-    inputs = x.shape[-1]
-    return _multiply(x, weight, bias, None, inputs, 1, weight.shape[1], relu)
+    return _multiply(x, rows_apart(weight), rows_apart(bias), None, False, relu)
 
 
 def dense_by_x(slope: Tensor, gate: Tensor | None, weight: Tensor) -> Tensor:
-    weight = rows_apart(weight)
-    return _multiply(slope, weight, None, gate, 1, weight.shape[2], weight.shape[2], False)
+    return _multiply(slope, rows_apart(weight), None, gate, True, False)
 
 
 def dense_by_weight(x: Tensor, slope: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -105,17 +99,16 @@ def dense_by_weight(x: Tensor, slope: Tensor, gate: Tensor | None) -> tuple[Tens
     return out, bias
 
 
-def _multiply(
-    a: Tensor, b: Tensor, bias: Tensor | None, gate: Tensor | None, b_out: int, b_term: int, outputs: int, relu: bool
-) -> Tensor:
+def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, gate: Tensor | None, turned: bool, relu: bool) -> Tensor:
     nets, count, terms = a.shape
+    outputs = b.shape[2 if turned else 1]
     a = a.contiguous()
     out = torch.empty(nets, count, outputs, dtype=a.dtype, device=a.device)
     places, block, step = _block(count, 32), _block(outputs, 32), _block(terms, 64)
     _product[(triton.cdiv(count, places), nets, triton.cdiv(outputs, block))](
         a, b, a if bias is None else bias, out, a if gate is None else gate.contiguous(),
         count * terms, b.stride(0), 0 if bias is None else bias.stride(0), count, terms, outputs,
-        terms, 1, b_out, b_term, bias is not None, relu, gate is not None, precision(), places, block, step,
+        turned, bias is not None, relu, gate is not None, precision(), places, block, step,
     )  # fmt: skip
     return out
 
