@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 import toys
+from latecomer.clients import Clients
 from latecomer.engines.loop import Loop
+from latecomer.errors import StepError
 from latecomer.tree import Tree
 
 
@@ -32,3 +35,26 @@ def test_as_many_clients_at_a_time_as_there_are_threads(name: str, request: pyte
     expected = trained(name, 1)
     request.getfixturevalue("two_threads")
     assert toys.gap(expected, trained(name, 2)) < 1e-9
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_threads_end_with_their_engine() -> None:
+    method = toys.method("fedavg")
+    engine = Loop(method, [toys.federation()])
+    toys.rounds(method, engine, 1)
+    assert engine.pool is not None
+    threads = [*engine.pool._threads]
+    assert threads
+    del engine
+    gc.collect()
+    for thread in threads:
+        thread.join(timeout=10)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_an_error_on_a_thread_names_its_client() -> None:
+    method = toys.method("fedavg")
+    clients = Clients(Loop(method, [toys.federation()]), torch.tensor([4, 2, 3]), 17)
+    with pytest.raises(StepError, match=r"^Client 4 failed in round 17 at step 'fit', sent "):
+        clients.run(method.fit, shared={"params": {"wrong": torch.ones(2)}})

@@ -1,7 +1,7 @@
 """Freed memory is kept for the next use, where the C library would give it back to the system at once.
 
 glibc hands every array of 32 MiB and more back when it is freed. The next one of its size comes page by page, filled
-with zeros, at 2 microseconds for a page of 4 kB where this was measured (docs/speed.md): more than arithmetic costs.
+with zeros, at 2 microseconds for a page of 4 kB where this was measured (docs/speed.md): more than arithmetic.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -33,7 +34,8 @@ class Loop(Shelf):
         self.homes = Homes(federations, self.device, method.task.dtype)
         super().__init__(method, federations, self.device)
         self.threads = torch.get_num_threads() if self.device.type == "cpu" else 1
-        self.pool = ThreadPoolExecutor(self.threads, initializer=self._settle) if self.threads > 1 else None
+        ready = partial(_settle, method, self.device)  # not a method of ours: threads would keep the engine alive
+        self.pool = ThreadPoolExecutor(self.threads, initializer=ready) if self.threads > 1 else None
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
         for ask in asks:
@@ -78,10 +80,11 @@ class Loop(Shelf):
             ) from error
         return reply
 
-    def _settle(self) -> None:
-        """Prepare a thread of the pool."""
-        torch.set_num_threads(1)
-        self.method.settle(self.device)
+
+def _settle(method: Method, device: torch.device) -> None:
+    """Prepare a thread of the pool."""
+    torch.set_num_threads(1)
+    method.settle(device)
 
 
 def _describe(message: Tree) -> str:
