@@ -4,13 +4,8 @@
 
 round   5 LeNets, 50 local steps of batch 32 (SGD with momentum, weight decay and clipping): a whole round of PeFLL,
         server and all, against the local steps alone, written by hand with nn.Module, torch.optim and channels last.
-<<<<<<< HEAD
-digits  A round of the demo's methods on digits (3 seeds in lockstep, 10 clients each), vector against loop, with one
-        thread as in the demo.
-=======
 digits  A round of the demo's methods on its digits (3 seeds in lockstep, 10 clients each), vector against loop, with
         one thread as in the demo.
->>>>>>> cpu
 memory  The largest resident size of a process that does nothing but four such rounds of PeFLL.
 
 Both sides take turns and the best of the repeats counts, so that a busy machine disturbs both alike. What should come
