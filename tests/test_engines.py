@@ -14,11 +14,12 @@ from torch import Tensor
 
 import toys
 from latecomer import methods, tree
-from latecomer.clients import Clients
+from latecomer.clients import Ask, Clients
 from latecomer.data import Federation
 from latecomer.engines import auto, make, pick_device
 from latecomer.engines.home import Homes, PackedHome, entropy
-from latecomer.engines.vector import Vector, activation_bytes
+from latecomer.engines.room import activation_bytes
+from latecomer.engines.vector import Vector
 from latecomer.errors import (
     LatecomerError,
     MemoryShortage,
@@ -30,6 +31,7 @@ from latecomer.errors import (
 )
 from latecomer.lockstep import Lockstep
 from latecomer.nets.net import Net
+from latecomer.replies import Collector
 from latecomer.task import Batch, Home, Task
 from latecomer.tree import Tree
 
@@ -388,11 +390,23 @@ def test_a_missing_extra_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_chunk_follows_from_the_memory_that_a_client_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 inputs, and 64 + 8 + 8 + 10 numbers out of the layers: each kept, its gradient, and a working copy."""
-    assert activation_bytes(METHOD) == 3 * 4 * (64 + 64 + 8 + 8 + 10)
-    monkeypatch.setattr("latecomer.engines.vector.CPU_BUDGET", 7 * max(toys.TRAIN) * activation_bytes(METHOD))
+    """64 inputs, and 8 + 8 + 10 numbers that the layers compute: each kept, its gradient, and a working copy."""
+    assert activation_bytes(METHOD) == 3 * 4 * (64 + 8 + 8 + 10)
+    monkeypatch.setattr("latecomer.engines.room.CPU_BUDGET", 7 * max(toys.TRAIN) * activation_bytes(METHOD))
     assert Vector(METHOD, [toys.federation()], "cpu").chunk == 7
     assert Vector(METHOD, [toys.federation()], "cpu", chunk=2).chunk == 2
+
+
+def test_what_a_client_is_sent_takes_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message as large as the activations of all examples together, ten times over: eleven rows become one."""
+    activations = max(toys.TRAIN) * activation_bytes(METHOD)
+    monkeypatch.setattr("latecomer.engines.room.CPU_BUDGET", 11 * activations)
+    engine = Vector(METHOD, [toys.federation()], "cpu")
+    monkeypatch.setattr(engine.kept[0], "blank", {})
+    message = torch.zeros(activations // 4)
+    ask = Ask(0, 0, torch.arange(3), torch.zeros(3), {"large": message}, {}, {}, None, Collector(None))
+    assert engine._fitting() == 11
+    assert engine._fitting([ask]) == 1
 
 
 @pytest.mark.parametrize("name", toys.ENGINES)

@@ -13,7 +13,7 @@ from torch.func import grad, vmap
 
 import toys
 from latecomer import Federation, make_task, methods, tree
-from latecomer.engines.vector import activation_bytes
+from latecomer.engines.room import activation_bytes
 from latecomer.errors import DataError, ModelError, SettingError, UnknownName
 from latecomer.nets.check import check
 from latecomer.nets.models import CNN, CNN64, LSTM, MLP, MODELS, Conv4, LeNet, MobileNet, ResNet18, builder, in_size

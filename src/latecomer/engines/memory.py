@@ -91,7 +91,7 @@ class Shelf:
             self._scratch[run] = (scratch, memories)
         return memories
 
-    def whole(self, clients: int) -> Whole | None:
+    def whole(self) -> Whole | None:
         return None
 
     def memories(self, run: int) -> Tree:

@@ -19,11 +19,9 @@ from .graphs import Graphs
 from .home import CLIENT, WEIGHT, Homes, PackedHome
 from .memory import Shelf
 from .reroute import rerouted
+from .room import COPIES, activation_bytes, budget, message_bytes
 
 Mapped = Callable[..., tuple[Tree, Tree]]
-
-CPU_BUDGET = 2**30  # bytes of activations that one chunk may take on a CPU; more rows at once gain nothing there
-GPU_SHARE = 0.4  # of the free memory, on a GPU
 
 
 class Vector(Shelf):
@@ -42,19 +40,28 @@ class Vector(Shelf):
         self.device = torch.device(device)
         self.homes = Homes(federations, self.device, method.task.dtype)
         super().__init__(method, federations, self.device)
+        self.activations = max(self.homes.largest.values()) * activation_bytes(method)
+        self.budget = budget(self.device)
         self.fixed = chunk > 0
         self.chunk = chunk or self._fitting()
         self.graphs = Graphs() if graphs and self.device.type == "cuda" else None
+        self.in_parts = False  # whether whole rounds did not fit into memory
 
-    def whole(self, clients: int) -> Whole | None:
-        """Whole rounds as graphs, if all clients fit and the host has nothing to look up: memories, or model sizes."""
+    def whole(self) -> Whole | None:
+        """Whole rounds as graphs, if the host has nothing to look up: neither memories nor model sizes."""
         host = self.method.task.sizes or any(memories.blank for memories in self.kept)
-        return self if self.graphs is not None and clients <= self.chunk and not host else None
+        return None if self.graphs is None or self.in_parts or host else self
 
     def __call__(self, rounds: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
         if self.graphs is None:
             return rounds(*inputs)
-        return self.graphs("a whole round", rounds, inputs, lasting=False)
+        try:
+            return self.graphs("a whole round", rounds, inputs, lasting=False)
+        except torch.OutOfMemoryError:  # from now on exchange by exchange, which needs less
+            self.in_parts = True
+            self.graphs.clear()
+            torch.cuda.empty_cache()
+            return rounds(*inputs)
 
     def prepare(self, run: int, ids: Tensor, number: int) -> Cohort:
         """What a round needs to know about its clients, on the device."""
@@ -68,16 +75,19 @@ class Vector(Shelf):
 
     def _together(self, step: str, asks: Sequence[Ask], first: int = 0) -> None:
         """The clients of all asks, from the place `first` of each on."""
-        if len(asks) > self.chunk:  # more runs than rows
-            for some in (asks[: self.chunk], asks[self.chunk :]):
+        most = self.chunk if self.fixed else min(self.chunk, self._fitting(asks))
+        if len(asks) > most:  # more runs than rows
+            for some in (asks[:most], asks[most:]):
                 self._together(step, some, first)
             return
         longest = max(len(ask.ids) for ask in asks)
         while first < longest:
-            rows = min(longest, max(1, self.chunk // len(asks)))
+            rows = min(longest, max(1, most // len(asks)))
             try:
                 chunk = self._compute(step, asks, first, rows)
             except torch.OutOfMemoryError:
+                if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                    raise  # nothing can be done within a graph
                 self._make_room(rows * len(asks))
                 self._together(step, asks, first)
                 return
@@ -87,14 +97,15 @@ class Vector(Shelf):
 
     def _compute(self, step: str, asks: Sequence[Ask], first: int, rows: int) -> tuple[Tree, Tree, Tree]:
         """Clients `first` to `first + rows` of every ask: their replies, memories and weights, [asks, rows, ...]."""
-        span = torch.arange(first, first + rows)
-        places = [span.clamp(max=len(ask.ids) - 1) for ask in asks]  # short asks are padded with their last client
-        ids = [ask.ids[place] for ask, place in zip(asks, places, strict=True)]
-        cohorts = [
-            ask.cohort if ask.cohort is not None and rows == len(ask.ids) else self.prepare(ask.run, some, ask.round)
-            for ask, some in zip(asks, ids, strict=True)
-        ]
-        slips = torch.stack([cohort.slips for cohort in cohorts])
+        ids = [_part(ask.ids, first, rows) for ask in asks]
+        slips = torch.stack(
+            [
+                self.prepare(ask.run, some, ask.round).slips
+                if ask.cohort is None
+                else _part(ask.cohort.slips, first, rows)
+                for ask, some in zip(asks, ids, strict=True)
+            ]
+        )
         cards, rounds = slips[..., :-1], slips[..., -1]
         memories = [self.of(ask.run, ask.scratch).read(some) for ask, some in zip(asks, ids, strict=True)]
         reply, kept = self._run(
@@ -104,7 +115,7 @@ class Vector(Shelf):
                 rounds,
                 _stack(memories),
                 _stack([ask.shared | ask.recalled for ask in asks]),
-                _stack([_pick(ask.each, place, len(ask.ids)) for ask, place in zip(asks, places, strict=True)]),
+                _stack([tree.map(lambda leaf: _part(leaf, first, rows), ask.each) for ask in asks]),
             ),
         )
         return reply, kept, {"weight": cards[..., WEIGHT].float()}
@@ -159,13 +170,10 @@ class Vector(Shelf):
 
         return function
 
-    def _fitting(self) -> int:
-        """How many clients fit, if each may hold the activations of its largest split."""
-        each = max(self.homes.largest.values()) * activation_bytes(self.method)
-        budget = CPU_BUDGET
-        if self.device.type == "cuda":
-            budget = int(torch.cuda.mem_get_info(self.device)[0] * GPU_SHARE)
-        return max(1, budget // max(each, 1))
+    def _fitting(self, asks: Sequence[Ask] = ()) -> int:
+        """How many clients fit, if each may hold the activations of its largest split and what it is sent."""
+        largest = max((message_bytes(ask, self.kept[ask.run].blank) for ask in asks), default=0)
+        return max(1, self.budget // max(self.activations + COPIES * largest, 1))
 
     def _make_room(self, rows: int) -> None:
         """After running out of memory: half the rows, or, if the user fixed them, a sentence."""
@@ -182,25 +190,6 @@ class Vector(Shelf):
                 f"The GPU is out of memory with {rows} clients at once; --chunk {fits} would fit."
             ) from None
         self.chunk = rows // 2
-
-
-def activation_bytes(method: Method) -> int:
-    """Bytes that one example's activations and their gradients take in the client model, by a dry run without data."""
-    task, total = method.task, 0
-
-    def count(_module: Any, _inputs: Any, output: Any) -> None:
-        nonlocal total
-        total += output.numel() if isinstance(output, Tensor) else 0
-
-    leaves = [module for module in task.model.skeleton.modules() if not list(module.children())]
-    hooks = [module.register_forward_hook(count) for module in leaves]
-    try:
-        task.model.skeleton(task.blank(1, "meta"))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    copies, width = 3, 4  # every number is kept, has a gradient and a working copy, of four bytes each
-    return copies * width * (total + task.blank(1, "meta").numel())
 
 
 def same_shapes(asks: Sequence[Ask]) -> list[list[Ask]]:
@@ -228,7 +217,8 @@ def _stack(trees: list[Tree]) -> Tree:
     return tree.map(lambda leaf: leaf[None], trees[0]) if len(trees) == 1 else tree.stack(trees)
 
 
-def _pick(each: Tree, places: Tensor, count: int) -> Tree:
-    if len(places) == count and int(places[0]) == 0:
-        return each
-    return tree.map(lambda leaf: leaf[tree.upload(places, leaf.device)], each)
+def _part(leaf: Tensor, first: int, rows: int) -> Tensor:
+    """Rows `first` to `first + rows`; what there is too little of is filled up with the last row."""
+    some = leaf[first : first + rows]
+    missing = rows - len(some)
+    return torch.cat([some, leaf[-1:].expand(missing, *leaf.shape[1:])]) if missing else some
