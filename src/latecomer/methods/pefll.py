@@ -105,9 +105,9 @@ class PeFLL(Method):
         update, pull = fitted(
             clients, self.fit, lambda h, v: self.generate(h, v, standard), hyper, described.each["v"]
         )  # 8 to 11
-        dh, dv = pull(update.each)  # 12
-        dh = tree.scale(dh, 1 / update.heard.sum().clamp(min=1))
-        de = clients.mean(self.backprop, each={"dv": dv}, recall=["embed"])  # 13 to 15
+        heard = update.heard.sum().clamp(min=1)
+        dh, dv = pull(tree.scale(update.each, 1 / heard))  # 12; divided here, where it is small, for dh is a sum
+        de = clients.mean(self.backprop, each={"dv": dv * heard}, recall=["embed"])  # 13 to 15
         gradient, shrink = self.regularised(state["learned"], de | {"hyper": dh})
         learned, optimiser = self.optimiser.step(state["learned"], gradient, state["optimiser"], shrink)  # 17 and 18
         return {"learned": learned, "optimiser": optimiser, "standard": standard}
