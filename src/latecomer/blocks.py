@@ -1,6 +1,6 @@
 """What local training spends its time on, written plainly. An engine may put a kernel of its own in a block's place.
 
-Blocks are functions of tensors alone, so an engine that watches calls (a `TorchFunctionMode`, as engines/convolve.py
+Blocks are functions of tensors alone, so an engine that watches calls (a `TorchFunctionMode`, as engines/reroute.py
 has one) sees them as it sees PyTorch's own functions.
 """
 
