@@ -133,6 +133,19 @@ def test_nested_maps() -> None:
     torch.testing.assert_close(rerouted(slope)(WEIGHT, x), slope(WEIGHT, x))
 
 
+def test_weights_that_all_share_and_whose_gradients_differ(used: list[str]) -> None:
+    """As in the first local step from a common model."""
+    x = X[..., :8, :8]
+    inputs = (x, Y, WEIGHT[0], BIAS[0], HIDDEN[0], LAST[0])
+    slopes = vmap(grad(classify, argnums=(2, 3, 4, 5)), in_dims=(0, 0, None, None, None, None))
+    for expected, found in zip(slopes(*inputs), rerouted(slopes)(*inputs), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert used == ["stage", "dense", "dense", "cross_entropy"]
+    used.clear()
+    rerouted(vmap(classify, in_dims=(0, 0, None, None, None, None)))(*inputs)
+    assert used == ["cross_entropy"], "without a gradient, PyTorch's own layers do it for all clients at once"
+
+
 @pytest.mark.parametrize("options", [{"stride": 1}, {"padding": 1}, {"ceil_mode": True}, {"dilation": 2}])
 def test_other_poolings_are_left_alone(options: dict[str, Any]) -> None:
     def pooled(x: Tensor, weight: Tensor) -> Tensor:

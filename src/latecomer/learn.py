@@ -52,6 +52,10 @@ class SGD:
         """What one step a batch adds to the weights."""
         return tree.sub(self(loss, params, batches, moves), params)
 
+    def at_rest(self, weights: Tensor) -> Tensor:
+        """The velocity to begin with; without momentum there is none."""
+        return torch.zeros_like(weights if blocks.used(self.momentum) else weights[:0])
+
     def move(self, weights: Tensor, direction: Tensor, velocity: Tensor, moving: Tensor) -> tuple[Tensor, Tensor]:
         """One step along a gradient, from weights and velocity to the next; nothing moves unless `moving`."""
         after: tuple[Tensor, Tensor] = blocks.move(
@@ -142,7 +146,7 @@ def jointly(
     shapes = [part.params for part in parts]
     weights = [tree.ravel(part.params) for part in parts]
     velocities = [
-        torch.zeros_like(weight) if part.velocity is None else part.velocity
+        part.optimiser.at_rest(weight) if part.velocity is None else part.velocity
         for part, weight in zip(parts, weights, strict=True)
     ]
     slope = _slopes(loss, shapes)

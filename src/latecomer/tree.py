@@ -125,9 +125,10 @@ def finite(tree: Tree, rows: bool = False) -> Tensor:
     if not floats:
         count = leaves(tree)[0].shape[:1] if rows and leaves(tree) else ()
         return torch.ones(count, dtype=torch.bool)
-    zeros = [leaf * 0 for leaf in floats]  # NaN where not finite; a sum tells in fewer operations than isfinite().all()
-    sums = [zero[..., None].flatten(1).sum(1) if rows else zero.sum() for zero in zeros]
-    return torch.stack(sums).isfinite().all(0)
+    flat = [leaf.reshape(len(leaf) if rows else 1, -1) for leaf in floats]
+    ends = [end for leaf in flat for end in leaf.aminmax(dim=1)]  # one look at every number; NaN is both ends
+    found = torch.stack(ends).isfinite().all(0)
+    return found if rows else found[0]
 
 
 def ravel(tree: Tree, like: Tree | None = None) -> Tensor:

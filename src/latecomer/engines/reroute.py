@@ -1,8 +1,8 @@
 """Which of our own ways a mapped operation takes: kernels, batched matrix products, or PyTorch's.
 
-Under `vmap`, PyTorch turns a convolution whose weights differ from client to client into a grouped one, and cuDNN's
-backward pass for those runs group by group. Where Triton is there, kernels take its place, and that of the other blocks
-of local training (../blocks.py); elsewhere matrix products do.
+Under `vmap`, PyTorch turns a convolution whose weights, or whose weights' gradients, differ from client to client into
+a grouped one, and cuDNN's backward pass for those runs group by group. Where Triton is there, kernels take its place,
+and that of the other blocks of local training (../blocks.py); elsewhere matrix products do.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Reroute(TorchFunctionMode):
                 return better(*args)
             with self:  # what the block is made of may have a better way still
                 return function.__wrapped__(*args)  # type: ignore[attr-defined]
-        if function is torch.conv2d and not kwargs and mapped(args[1]):
+        if function is torch.conv2d and not kwargs and varies(args[1]):
             x, weight, bias, stride, padding, dilation, groups = _seven(args)
             if x.ndim == 4 and dilation == (1, 1) and groups == 1 and not isinstance(padding, str):
                 if has_kernels(x) and _small(weight, padding):
                     return fused.convolve(x, weight, bias, stride, padding)
                 if len(x) <= LARGEST_BATCH:
                     return convolve(x, weight, bias, stride, padding)
-        if function is F.linear and len(args) == 3 and args[2] is not None and mapped(args[1]):
+        if function is F.linear and len(args) == 3 and args[2] is not None and varies(args[1]):
             if _fits(args):
                 return fused.dense(args[0], args[1], args[2], False)
             return args[0] @ args[1].t() + args[2]  # one operation less than PyTorch makes of it under vmap
@@ -83,10 +83,10 @@ class Reroute(TorchFunctionMode):
         if not has_kernels(first):
             return None
         if function is blocks.stage:
-            fits = mapped(second) and first.ndim == 4 and _small(second, args[4])
+            fits = varies(second) and first.ndim == 4 and _small(second, args[4])
             return fused.stage if fits else None
         if function is blocks.dense:
-            return partial(fused.dense, relu=True) if mapped(second) and _fits(args) else None
+            return partial(fused.dense, relu=True) if varies(second) and _fits(args) else None
         if function is blocks.cross_entropy:
             return fused.cross_entropy if first.ndim == 2 and _power(first.shape) <= LARGEST_LOSS else None
         numbers = all(isinstance(rate, float | int) for rate in args[4:])
@@ -126,6 +126,11 @@ def mapped(tensor: Tensor) -> bool:
     while _functorch.is_gradtrackingtensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return bool(_functorch.is_batchedtensor(tensor))
+
+
+def varies(weight: Tensor) -> bool:
+    """Whether a weight differs from client to client, or will have a gradient that does."""
+    return mapped(weight) or tracked(weight)
 
 
 def tracked(tensor: Tensor) -> bool:
