@@ -218,6 +218,15 @@ def test_steps(optimiser: SGD, used: list[str]) -> None:
     assert used == ["move"]
 
 
+def test_a_first_step_from_weights_that_all_share(used: list[str]) -> None:
+    weights, direction = torch.randn(7, generator=GENERATOR), torch.randn(3, 7, generator=GENERATOR)
+    optimiser = SGD(0.1, 0.9, 0.01, 0.5)
+    step = vmap(lambda direction: optimiser.move(weights, direction, optimiser.at_rest(weights), direction[0] > 0))
+    for expected, found in zip(step(direction), rerouted(step)(direction), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert used == ["move"]
+
+
 def test_a_step_that_is_differentiated_is_plain(used: list[str]) -> None:
     weights, direction, velocity = torch.randn(3, 3, 7, generator=GENERATOR).unbind()
 

@@ -80,6 +80,10 @@ class Reroute(TorchFunctionMode):
                 if first.dtype == torch.uint8 and _on_gpu(second) and args[2].dtype == torch.float32
                 else None
             )
+        if function is blocks.move:  # at first all may begin from the same weights, and only directions differ
+            numbers = all(isinstance(rate, float | int) for rate in args[4:])
+            free = numbers and has_kernels(second) and not any(tracked(value) for value in args[:4])
+            return fused.move if free else None
         if not has_kernels(first):
             return None
         if function is blocks.stage:
@@ -87,10 +91,7 @@ class Reroute(TorchFunctionMode):
             return fused.stage if fits else None
         if function is blocks.dense:
             return partial(fused.dense, relu=True) if varies(second) and _fits(args) else None
-        if function is blocks.cross_entropy:
-            return fused.cross_entropy if first.ndim == 2 and _power(first.shape) <= LARGEST_LOSS else None
-        numbers = all(isinstance(rate, float | int) for rate in args[4:])
-        return fused.move if numbers and not any(tracked(value) for value in args[:4]) else None
+        return fused.cross_entropy if first.ndim == 2 and _power(first.shape) <= LARGEST_LOSS else None
 
 
 def has_kernels(x: Tensor) -> bool:

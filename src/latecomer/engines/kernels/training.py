@@ -63,15 +63,15 @@ def _squares(direction, out, count: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _move(
-    weights, direction, velocity, moving, squares, out, out_velocity, lr, momentum, decay, clip,
+    weights, direction, velocity, moving, squares, out, out_velocity, lr, momentum, decay, clip, weights_apart,
     count: tl.constexpr, parts: tl.constexpr, clips: tl.constexpr, runs: tl.constexpr,
     BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     net = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     good = at < count
+    weight = tl.load(weights + net * weights_apart + at, mask=good, other=0.0)
     at += net * count
-    weight = tl.load(weights + at, mask=good, other=0.0)
     step = tl.load(direction + at, mask=good, other=0.0)
     if clips:
         part = tl.arange(0, PARTS)
@@ -151,17 +151,17 @@ def move(
 
     Without momentum there is no velocity: then none comes back.
     """
-    weights, direction, velocity = weights.contiguous(), direction.contiguous(), velocity.contiguous()
+    weights, direction, velocity = rows_apart(weights), direction.contiguous(), velocity.contiguous()
     nets, count = weights.shape
     block = 2048
     parts = triton.cdiv(count, block)
     squares = weights.new_empty(nets, parts)
     if clip:
         _squares[(parts, nets)](direction, squares, count, block)
-    out, after = torch.empty_like(weights), torch.empty_like(velocity if momentum else velocity[:, :0])
+    out, after = torch.empty_like(direction), torch.empty_like(velocity if momentum else velocity[:, :0])
     _move[(parts, nets)](
         weights, direction, velocity, moving.contiguous(), squares, out, after, lr, momentum, decay, clip,
-        count, parts, clip > 0, momentum > 0, block, triton.next_power_of_2(parts),
+        weights.stride(0), count, parts, clip > 0, momentum > 0, block, triton.next_power_of_2(parts),
     )  # fmt: skip
     return out, after
 
