@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
-from latecomer import blocks
+from latecomer import blocks, tree
 from latecomer.engines import fused, reroute
 from latecomer.engines.fused import rows
 from latecomer.engines.reroute import mapped, rerouted
@@ -85,6 +85,7 @@ PLAIN = SimpleNamespace(
     cross_entropy_slope=cross_entropy_slope,
     move=lambda *inputs: vmap(lambda *rows: blocks.move.__wrapped__(*rows, *inputs[4:]))(*inputs[:4]),
     take=lambda *inputs: blocks.take.__wrapped__(*inputs),
+    join=lambda *parts: torch.cat(parts, 1),
 )
 
 
@@ -93,6 +94,7 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "kernels", lambda: PLAIN)
     monkeypatch.setattr(reroute, "has_kernels", mapped)
     monkeypatch.setattr(reroute, "_on_gpu", mapped)
+    monkeypatch.setattr(reroute, "_has_triton", lambda x: True)
     monkeypatch.setattr(reroute, "convolve", lambda *_: pytest.fail("the kernels were passed by"))
 
 
@@ -169,7 +171,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         original = getattr(fused, name)
         return lambda *inputs, **more: (names.append(name), original(*inputs, **more))[1]
 
-    for name in ("stage", "dense", "cross_entropy", "move", "take"):
+    for name in ("stage", "dense", "cross_entropy", "move", "split", "take"):
         monkeypatch.setattr(reroute.fused, name, noted(name))
     return names
 
@@ -246,3 +248,22 @@ def test_examples_are_taken_without_a_copy_for_every_client(used: list[str]) -> 
     both = vmap(vmap(lambda which: blocks.take(x, which, scale, shift)))
     torch.testing.assert_close(rerouted(both)(which), both(which))
     assert used == ["take"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_laid_end_to_end(shared: bool, used: list[str]) -> None:
+    like = {"a": torch.zeros(3, 2), "b": {"c": torch.zeros(1), "d": torch.zeros(4)}}
+    vector, x = torch.randn(3, 11, generator=GENERATOR), torch.randn(3, 2, generator=GENERATOR)
+
+    def energy(vector: Tensor, x: Tensor) -> Tensor:
+        parts = tree.unravel(vector, like)
+        return (parts["a"] @ x).sin().sum() * parts["b"]["c"].sum() + parts["b"]["d"].square().sum()
+
+    def steepness(vector: Tensor, x: Tensor) -> Tensor:
+        return grad(energy)(vector, x).cos().sum()
+
+    for function in (energy, steepness):
+        slopes = vmap(grad(function), in_dims=(None if shared else 0, 0))
+        inputs = (vector[0] if shared else vector, x)
+        torch.testing.assert_close(rerouted(slopes)(*inputs), slopes(*inputs))
+    assert "split" in used

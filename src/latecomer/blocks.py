@@ -6,7 +6,7 @@ has one) sees them as it sees PyTorch's own functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -75,6 +75,13 @@ def move(
     if isinstance(lr, Tensor):
         return torch.addcmul(weights, direction, moves * -lr.to(weights.dtype)), velocity
     return torch.addcmul(weights, direction, moves, value=-lr), velocity
+
+
+@replaceable
+def split(vector: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Parts of a vector, as views. On the way back their gradients are laid end to end."""
+    parts: tuple[Tensor, ...] = vector.split(list(sizes))
+    return parts
 
 
 @replaceable

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from .blocks import split
+
 Tree: TypeAlias = dict[str, Any]
 """A nested dict whose leaves are tensors. (`Any`, because mypy cannot infer through a recursive alias.)"""
 
@@ -141,5 +143,5 @@ def ravel(tree: Tree, like: Tree | None = None) -> Tensor:
 def unravel(vector: Tensor, like: Tree) -> Tree:
     """The inverse of `ravel`, for a tree of the shapes of `like`. Leaves are views."""
     flat = flatten(like)
-    parts = vector.split([leaf.numel() for leaf in flat.values()])
+    parts = split(vector, [leaf.numel() for leaf in flat.values()])
     return unflatten({path: part.view(leaf.shape) for (path, leaf), part in zip(flat.items(), parts, strict=True)})

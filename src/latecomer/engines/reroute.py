@@ -26,7 +26,7 @@ WIDEST = 64  # channels that the kernels are made for
 DENSEST = 2**18  # weights of a linear layer that the kernels are made for; beyond, cuBLAS is better
 LARGEST_LOSS = 2**13  # numbers that the kernel of the loss holds at once
 LARGEST_BATCH = 128  # laying out windows takes memory, and larger batches keep a grouped convolution busy anyway
-BLOCKS = (blocks.stage, blocks.dense, blocks.cross_entropy, blocks.move, blocks.take)
+BLOCKS = (blocks.stage, blocks.dense, blocks.cross_entropy, blocks.move, blocks.split, blocks.take)
 
 
 def rerouted(function: Callable[..., T]) -> Callable[..., T]:
@@ -80,6 +80,8 @@ class Reroute(TorchFunctionMode):
                 if first.dtype == torch.uint8 and _on_gpu(second) and args[2].dtype == torch.float32
                 else None
             )
+        if function is blocks.split:  # it is the way back that has a kernel
+            return fused.split if tracked(first) and first.dtype == torch.float32 and _has_triton(first) else None
         if function is blocks.move:  # at first all may begin from the same weights, and only directions differ
             numbers = all(isinstance(rate, float | int) for rate in args[4:])
             free = numbers and has_kernels(second) and not any(tracked(value) for value in args[:4])
@@ -100,7 +102,11 @@ def has_kernels(x: Tensor) -> bool:
 
 
 def _on_gpu(x: Tensor) -> bool:
-    return x.is_cuda and mapped(x) and fused.kernels() is not None
+    return mapped(x) and _has_triton(x)
+
+
+def _has_triton(x: Tensor) -> bool:
+    return x.is_cuda and fused.kernels() is not None
 
 
 def _small(weight: Tensor, padding: tuple[int, int]) -> bool:

@@ -6,6 +6,7 @@ likes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,11 @@ def move(weights: Tensor, direction: Tensor, velocity: Tensor, moving: Tensor, *
     after = _Move.apply(weights[None], direction[None], velocity[None], moving[None], *rates)  # type: ignore[no-untyped-call]
     momentum = rates[1]
     return after[0].squeeze(0), after[1].squeeze(0) if momentum else velocity
+
+
+def split(vector: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    parts = _Split.apply(vector[None], tuple(sizes))  # type: ignore[no-untyped-call]
+    return tuple(part.squeeze(0) for part in parts)
 
 
 def take(x: Tensor, which: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -140,6 +146,38 @@ class _Move(Rows):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.mark_non_differentiable(*output)
+
+
+class _Split(Rows):
+    @staticmethod
+    def forward(vector: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        parts: tuple[Tensor, ...] = vector.split(list(sizes), 1)
+        return parts
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        joined: Tensor = _Join.apply(*slopes)  # type: ignore[no-untyped-call]
+        return joined, None
+
+
+class _Join(Rows):
+    @staticmethod
+    def forward(*parts: Tensor) -> Tensor:
+        out: Tensor = rows.kernels().join(*parts)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.sizes = [part.shape[1] for part in inputs]
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, ...]:
+        parts: tuple[Tensor, ...] = slope.split(ctx.sizes, 1)
+        return parts
 
 
 class _Take(torch.autograd.Function):

@@ -3,7 +3,7 @@
 from .convolution import back, forward, stage
 from .dense import dense, dense_by_weight, dense_by_x
 from .pooling import pool, unpool
-from .training import adam, cross_entropy, cross_entropy_slope, move, take
+from .training import adam, cross_entropy, cross_entropy_slope, join, move, take
 
 __all__ = [
     "adam",
@@ -14,6 +14,7 @@ __all__ = [
     "dense_by_weight",
     "dense_by_x",
     "forward",
+    "join",
     "move",
     "pool",
     "stage",

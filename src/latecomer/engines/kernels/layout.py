@@ -57,7 +57,7 @@ def _four(
 def _fold(
     parts, bias, out, out_bias, splits, outputs: tl.constexpr, channels: tl.constexpr,
     high: tl.constexpr, wide: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, PITCH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The sum over parts and corners, in the order of ordinary filters; behind them, the bias."""
     net = tl.program_id(1).to(tl.int64)
@@ -68,13 +68,17 @@ def _fold(
     place = ((filt * (high + sy) + y) * (wide + sx) + x) * PITCH + channel
     total = tl.zeros((BLOCK,), tl.float32)
     tail = tl.zeros((BLOCK,), tl.float32)
-    for split in range(splits):
-        part = parts + (net * splits + split) * 4 * each + place
+    for first in range(0, splits, PARTS):  # several at a time, so that no load waits for the one before
+        split = first + tl.arange(0, PARTS)
+        part, there = (net * splits + split)[:, None], (split < splits)[:, None]
         for spot in tl.static_range(4):
             shift = spot * each + (spot // 2 * sy * (wide + sx) + spot % 2 * sx) * PITCH
-            total += tl.load(part + shift, mask=at < count, other=0.0)
-        after = (net * splits + split) * outputs + at - count
-        tail += tl.load(bias + after, mask=(at >= count) & (at < count + outputs), other=0.0)
+            found = tl.load(
+                parts + part * (4 * each) + (place + shift)[None, :], mask=there & (at < count)[None, :], other=0.0
+            )
+            total += tl.sum(found, 0)
+        behind = ((at >= count) & (at < count + outputs))[None, :]
+        tail += tl.sum(tl.load(bias + part * outputs + (at - count)[None, :], mask=there & behind, other=0.0), 0)
     tl.store(out + net * count + at, total, mask=at < count)
     tl.store(out_bias + net * outputs + at - count, tail, mask=(at >= count) & (at < count + outputs))
 
@@ -150,7 +154,7 @@ def fold(parts: Tensor, bias: Tensor, channels: int, shape: Pair, stride: Pair) 
     out, total = parts.new_empty(nets, outputs, channels, *shape), parts.new_empty(nets, outputs)
     block = 128
     _fold[(triton.cdiv(out[0].numel() + outputs, block), nets)](
-        parts, bias, out, total, splits, outputs, channels, *shape, *stride, parts.shape[-1], block
+        parts, bias, out, total, splits, outputs, channels, *shape, *stride, parts.shape[-1], 8, block
     )
     return out, total
 
