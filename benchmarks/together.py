@@ -10,13 +10,11 @@ counts. On a GPU both replay CUDA graphs.
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from common import wait, where
+from common import turns, where
 from latecomer import Federation, federate, make_engine, make_task, methods, train
 from latecomer.engines import pick_device
 from latecomer.nets.models import MLP
@@ -46,16 +44,12 @@ def measure(name: str, count: int, rounds: int, repeats: int, device: str) -> tu
     def together() -> list[dict[str, Any]]:
         return train.together([(m, federation) for m in several], "vector", device, rounds=rounds, **PLAN)
 
-    best = {"apart": float("inf"), "together": float("inf")}
     found: dict[str, list[dict[str, Any]]] = {}
-    ways: dict[str, Callable[[], list[dict[str, Any]]]] = {"apart": apart, "together": together}
-    for repeat in range(repeats + 1):  # the first warms up
-        for way, call in ways.items():
-            began = time.perf_counter()
-            found[way] = call()
-            wait(pick_device(device))
-            if repeat:
-                best[way] = min(best[way], time.perf_counter() - began)
+    sides = {
+        "apart": lambda: found.update(apart=apart()),
+        "together": lambda: found.update(together=together()),
+    }
+    best = {way: min(seconds) for way, seconds in turns(sides, repeats, pick_device(device)).items()}
     pairs = zip(found["apart"], found["together"], strict=True)
     gap = max(abs(a[part]["accuracy"] - b[part]["accuracy"]) for a, b in pairs for part in ("seen", "unseen"))
     return best["apart"], best["together"], gap
