@@ -18,7 +18,11 @@ def kernels() -> Any:
 
 
 class Rows(torch.autograd.Function):
-    """Mapping it only makes more rows."""
+    """Mapping it only makes more rows. Unless it says otherwise, it keeps all its inputs for the way back."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:

@@ -69,10 +69,6 @@ class _DenseByX(Rows):
         return out
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
     def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
         slope, gate, weight = ctx.saved_tensors
         return _passed(error @ weight.mT, gate), None, _passed(slope, gate).mT @ error
@@ -83,10 +79,6 @@ class _DenseByWeight(Rows):
     def forward(x: Tensor, slope: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
         by_weight, by_bias = rows.kernels().dense_by_weight(x, slope, gate)
         return by_weight, by_bias
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, weight: Tensor, bias: Tensor) -> tuple[Tensor | None, ...]:
@@ -105,10 +97,6 @@ class _CrossEntropy(Rows):
         return out
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor, None, None]:
         out: Tensor = _CrossEntropySlope.apply(*ctx.saved_tensors, above)  # type: ignore[no-untyped-call]
         return out, None, None
@@ -119,10 +107,6 @@ class _CrossEntropySlope(Rows):
     def forward(logits: Tensor, y: Tensor, weight: Tensor, above: Tensor) -> Tensor:
         out: Tensor = rows.kernels().cross_entropy_slope(logits, y, weight, above)
         return out
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
