@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,18 +51,7 @@ class Vector(Shelf):
     def whole(self) -> Whole | None:
         """Whole rounds as graphs, if the host has nothing to look up: neither memories nor model sizes."""
         host = self.method.task.sizes or any(memories.blank for memories in self.kept)
-        return None if self.graphs is None or self.in_parts or host else self
-
-    def __call__(self, rounds: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-        if self.graphs is None:
-            return rounds(*inputs)
-        try:
-            return self.graphs("a whole round", rounds, inputs, lasting=False)
-        except torch.OutOfMemoryError:  # from now on exchange by exchange, which needs less
-            self.in_parts = True
-            self.graphs.clear()
-            torch.cuda.empty_cache()
-            return rounds(*inputs)
+        return None if self.graphs is None or self.in_parts or host else _Rounds(self, self.graphs)
 
     def prepare(self, run: int, ids: Tensor, number: int) -> Cohort:
         """What a round needs to know about its clients, on the device."""
@@ -190,6 +180,26 @@ class Vector(Shelf):
                 f"The GPU is out of memory with {rows} clients at once; --chunk {fits} would fit."
             ) from None
         self.chunk = rows // 2
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """Whole rounds as graphs."""
+
+    engine: Vector
+    graphs: Graphs
+
+    def prepare(self, run: int, ids: Tensor, number: int) -> Cohort:
+        return self.engine.prepare(run, ids, number)
+
+    def __call__(self, rounds: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        try:
+            return self.graphs("a whole round", rounds, inputs, lasting=False)
+        except torch.OutOfMemoryError:  # from now on exchange by exchange, which needs less
+            self.engine.in_parts = True
+            self.graphs.clear()
+            torch.cuda.empty_cache()
+            return rounds(*inputs)
 
 
 def same_shapes(asks: Sequence[Ask]) -> list[list[Ask]]:
