@@ -2,6 +2,6 @@
 
 from .convolution import convolve, pool, stage
 from .rows import kernels
-from .training import cross_entropy, dense, move, split, take
+from .training import cross_entropy, dense, draw, move, split, take
 
-__all__ = ["convolve", "cross_entropy", "dense", "kernels", "move", "pool", "split", "stage", "take"]
+__all__ = ["convolve", "cross_entropy", "dense", "draw", "kernels", "move", "pool", "split", "stage", "take"]

@@ -2,8 +2,9 @@
 
 from .convolution import back, forward, stage
 from .dense import dense, dense_by_weight, dense_by_x
+from .drawing import draw
 from .pooling import pool, unpool
-from .training import adam, cross_entropy, cross_entropy_slope, join, move, take
+from .training import adam, cross_entropy, cross_entropy_slope, join, move, take, total
 
 __all__ = [
     "adam",
@@ -13,11 +14,13 @@ __all__ = [
     "dense",
     "dense_by_weight",
     "dense_by_x",
+    "draw",
     "forward",
     "join",
     "move",
     "pool",
     "stage",
     "take",
+    "total",
     "unpool",
 ]
