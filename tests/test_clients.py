@@ -214,7 +214,7 @@ def test_a_folded_mean_keeps_no_rows() -> None:
     spy = toys.Spy(toys.engine("chunked", METHOD, [toys.federation()]))
     Clients(spy, IDS, 0).mean(METHOD.whoami)
     (part,) = spy.asks[0][1].collector.parts
-    assert part["pair"]["x"].shape == (2,)
+    assert part.tree()["pair"]["x"].shape == (2,)
 
 
 # what is counted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -36,7 +36,7 @@ class Replies:
 
     def mean(self, by: By = "clients") -> Tree:
         share = self.share(by)
-        return _Table.of(self.each).map(lambda rows: _total(share, rows))
+        return _Table.of(self.each).map(lambda rows: _total(share, rows)).tree()
 
     def sum(self) -> Tree:
         return tree.map(lambda leaf: leaf.sum(0), self.each)
@@ -47,7 +47,7 @@ class Collector:
 
     def __init__(self, fold: By | None) -> None:
         self.fold = fold
-        self.parts: list[Tree] = []
+        self.parts: list[_Table] = []  # folded: one, of sums
         self.weights: list[Tensor] = []
         self.heards: list[Tensor] = []
         self.up_each = 0
@@ -63,15 +63,17 @@ class Collector:
             self.parts.append(table.map(lambda rows: torch.where(heard[:, None], rows, rows.new_zeros(()))))
             return
         count = _count(heard, weight, self.fold)
-        total = table.map(lambda rows: _total(count, rows))
-        self.parts = [tree.add(self.parts[0], total)] if self.parts else [total]
+        sums = table.map(lambda rows: _total(count, rows))
+        self.parts = [self.parts[0].add(sums)] if self.parts else [sums]
 
     def replies(self) -> Replies:
-        return Replies(tree.concatenate(self.parts), torch.cat(self.heards), torch.cat(self.weights))
+        return Replies(
+            tree.concatenate([part.tree() for part in self.parts]), torch.cat(self.heards), torch.cat(self.weights)
+        )
 
     def mean(self) -> Tree:
         total = _count(torch.cat(self.heards), torch.cat(self.weights), self.fold or "clients").sum().clamp(min=1)
-        return tree.map(lambda leaf: leaf / total.to(leaf.dtype), self.parts[0])
+        return self.parts[0].map(lambda sums: sums / total.to(sums.dtype)).tree()
 
 
 def _count(heard: Tensor, weight: Tensor, by: By) -> Tensor:
@@ -84,8 +86,8 @@ class _Table:
     """A tree of rows as one matrix a kind of number, because what work costs on a GPU is often its operations."""
 
     shapes: dict[str, torch.Size]  # of a row, by the path to its leaf
-    paths: dict[torch.dtype, list[str]]
-    rows: dict[torch.dtype, Tensor]
+    paths: dict[torch.dtype, list[str]]  # by the kind of number that clients send
+    rows: dict[torch.dtype, Tensor]  # [clients, columns], or a sum over clients [columns]
 
     @staticmethod
     def of(each: Tree) -> _Table:
@@ -96,21 +98,26 @@ class _Table:
         rows = {kind: _end_to_end([flat[path] for path in some]) for kind, some in paths.items()}
         return _Table({path: leaf.shape[1:] for path, leaf in flat.items()}, paths, rows)
 
+    def tree(self) -> Tree:
+        """The way back; leaves are views."""
+        flat: dict[str, Tensor] = {}
+        for kind, some in self.paths.items():
+            parts = self.rows[kind].split([self.shapes[path].numel() for path in some], -1)
+            flat |= {
+                path: part.reshape(part.shape[:-1] + self.shapes[path]) for path, part in zip(some, parts, strict=True)
+            }
+        return tree.unflatten({path: flat[path] for path in self.shapes})
+
     def finite(self) -> Tensor:
         """Which rows are."""
         return tree.finite({str(kind): rows for kind, rows in self.rows.items()}, rows=True)
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Tree:
-        """What a function makes of the matrices, as a tree again; it may sum rows up, but must leave columns alone."""
-        flat: dict[str, Tensor] = dict.fromkeys(self.shapes, torch.empty(0))  # the order of paths stays
-        for kind, some in self.paths.items():
-            made = function(self.rows[kind])
-            parts = made.split([self.shapes[path].numel() for path in some], -1)
-            flat |= {
-                path: part.unflatten(-1, self.shapes[path]) if self.shapes[path] else part.squeeze(-1)
-                for path, part in zip(some, parts, strict=True)
-            }
-        return tree.unflatten(flat)
+    def map(self, function: Callable[[Tensor], Tensor]) -> _Table:
+        """What a function makes of every matrix; it may sum rows up, but must leave columns alone."""
+        return replace(self, rows={kind: function(rows) for kind, rows in self.rows.items()})
+
+    def add(self, other: _Table) -> _Table:
+        return replace(self, rows={kind: rows + other.rows[kind] for kind, rows in self.rows.items()})
 
 
 def _total(weight: Tensor, rows: Tensor) -> Tensor:

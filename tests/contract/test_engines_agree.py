@@ -47,7 +47,7 @@ def replies(name: str, engine: str) -> list[Tree]:
     method.round(toys.start(method), Clients(spy, toys.cohort(0), 0))
     return [
         {
-            "reply": tree.concatenate(ask.collector.parts),
+            "reply": tree.concatenate([part.tree() for part in ask.collector.parts]),
             "weight": torch.cat(ask.collector.weights),
             "heard": torch.cat(ask.collector.heards),
         }
