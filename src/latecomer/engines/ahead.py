@@ -39,8 +39,7 @@ class Ahead:
     def _noting(self, missing: dict[str, Any]) -> Iterator[None]:
         def asked(*, fn: Any, compile: Any, **_: Any) -> bool:  # noqa: A002
             """Triton asks about every kernel it does not have yet; told yes, it neither compiles nor launches it."""
-            # what a kernel of whole numbers makes may be an index, which has to make sense: that one is compiled now
-            note = self._compiling and "fp32" in str(compile["signature"])
+            note = self._compiling and _can_wait(compile)
             if note:
                 missing[compile["specialization_data"]] = fn.jit_function
             return note
@@ -55,6 +54,12 @@ class Ahead:
             yield
         finally:
             runtime.jit_cache_hook, compilation.listener = before
+
+
+def _can_wait(kernel: Any) -> bool:
+    """What a kernel of whole numbers makes may be an index, which must make sense. And `preload` knows no tuples."""
+    tuples = any(isinstance(value, tuple) for value in kernel["constants"].values())
+    return "fp32" in str(kernel["signature"]) and not tuples
 
 
 def _compile(missing: dict[str, Any]) -> None:
