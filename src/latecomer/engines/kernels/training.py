@@ -12,7 +12,7 @@ from torch import Tensor
 from .layout import pitch, rows_apart
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_apart", "size"])
 def _take(
     x, rows, scale, shift, out, rows_apart, size, channels: tl.constexpr, plane: tl.constexpr,
     PITCH: tl.constexpr, BLOCK: tl.constexpr,
