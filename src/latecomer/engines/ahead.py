@@ -1,8 +1,9 @@
 """First calls: kernels compiled side by side, where Triton would compile each when it is first launched.
 
-A first call begins as any other, with Triton's kernels from the disk. If one is not there and has to be compiled, others
-will have to be, too: from then on, launches of kernels that are missing are only noted. What such a call computes makes
-no sense, and nobody looks at it; all that was noted is compiled at once, and the function called again.
+A first call begins as any other, with the kernels that Triton keeps on the disk. If one is not there and has to be
+compiled, others will have to be, too: from then on, launches of kernels that are missing are only noted. What such a
+call computes makes no sense, and nobody looks at it; all that was noted is compiled at once, and the function called
+again.
 """
 
 from __future__ import annotations
