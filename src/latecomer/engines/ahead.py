@@ -2,8 +2,8 @@
 
 A first call begins as any other, with the kernels that Triton keeps on the disk. If one is not there and has to be
 compiled, others will have to be, too: from then on, launches of kernels that are missing are only noted. What such a
-call computes makes no sense, and nobody looks at it; all that was noted is compiled at once, and the function called
-again.
+call computes makes no sense, and nobody looks at it; all that was noted is compiled at once, and the function has to be
+called again.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ class Ahead:
         self._knobs = knobs  # Triton's
         self._compiling = False  # whether a kernel was not on the disk
 
-    def __call__(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    def __call__(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[bool, Any]:
+        """Whether what it returned makes sense, and that. If not, all is warmed up and compiled for the next call."""
         missing: dict[str, Any] = {}
         try:
             with self._noting(missing):
                 result = function(*inputs)
-            if not missing:
-                return result
-            del result  # the second call may need its memory
         except RuntimeError:  # of numbers that make no sense, perhaps; if not, the second call will tell
             if not missing:
                 raise
-        _compile(missing)
-        return function(*inputs)
+            _compile(missing)
+            return True, function(*inputs)
+        if missing:
+            del result  # the next call may need its memory
+            _compile(missing)
+            return False, None
+        return True, result
 
     @contextmanager
     def _noting(self, missing: dict[str, Any]) -> Iterator[None]:

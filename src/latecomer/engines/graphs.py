@@ -50,7 +50,9 @@ class Graphs:
         if key not in self._graphs:
             self._seen[key] = self._seen.get(key, 0) + 1
             if self._seen[key] <= EAGER_CALLS:
-                return self._eager(function, inputs)
+                makes_sense, result = self._eager(function, inputs)
+                if makes_sense:
+                    return result
             self._graphs[key] = self._capture(function, leaves, shape)
             if len(self._graphs) > KEPT:
                 self._graphs.popitem(last=False)
@@ -63,10 +65,10 @@ class Graphs:
             outputs = [output.clone() if isinstance(output, Tensor) else output for output in outputs]
         return tree_unflatten(outputs, captured.shape)
 
-    def _eager(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    def _eager(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[bool, Any]:
         self._within = True
         try:
-            return function(*inputs) if self._ahead is None else self._ahead(function, inputs)
+            return (True, function(*inputs)) if self._ahead is None else self._ahead(function, inputs)
         finally:
             self._within = False
 
