@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from torch.func import grad, vmap
 from latecomer import Federation, make_task, methods, tree
 from latecomer.clients import Clients
 from latecomer.data.shuffle import draw, purpose
-from latecomer.engines import graphs
+from latecomer.engines import ahead, graphs
 from latecomer.engines.fused import kernels
 from latecomer.engines.reroute import WIDEST, rerouted
 from latecomer.engines.vector import Vector
@@ -122,6 +124,36 @@ def test_whole_rounds_are_replayed_and_change_nothing(name: str) -> None:
     for ours, theirs in zip(replayed, plain, strict=True):
         for path, leaf in tree.flatten(ours).items():
             torch.testing.assert_close(leaf, tree.flatten(theirs)[path], atol=1e-5, rtol=1e-4, msg=path)
+
+
+def forget_kernels() -> None:
+    jit = pytest.importorskip("triton").JITFunction
+    modules = [module for name, module in sys.modules.items() if name.startswith("latecomer.engines.kernels.")]
+    for kernel in {value for module in modules for value in vars(module).values() if isinstance(value, jit)}:
+        kernel.device_caches.clear()
+
+
+def test_kernels_compiled_side_by_side_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[str] = []
+    compiled = ahead._compile
+    monkeypatch.setattr(ahead, "_compile", lambda missing: (noted.extend(missing), compiled(missing)))
+    federation = images()
+    method = methods.get("pefll")(task=make_task(federation, LeNet), clients=6, members=5, steps=2, batch=8)
+
+    def states() -> dict[str, torch.Tensor]:
+        training = Training(method, [federation], Vector(method, [federation], CUDA), Plan(rounds=3, cohort=3))
+        for _ in training.go():
+            training.drain()
+        return tree.flatten(training.states[0])
+
+    expected = states()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for there in (False, True):
+        forget_kernels()
+        noted.clear()
+        found = states()
+        assert bool(noted) != there, "kernels on the disk are not compiled again"
+        assert all(torch.equal(leaf, found[path]) for path, leaf in expected.items())
 
 
 @pytest.mark.parametrize("outputs", [5, 16, 40, WIDEST + 6], ids=["5", "16", "40", "too wide for kernels"])

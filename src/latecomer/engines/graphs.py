@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -11,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from .ahead import Ahead
+from .fused import kernels
 
 EAGER_CALLS = 1  # the first call runs as it is: it warms up the libraries, and a step used once is not worth a graph
 KEPT = 24  # graphs; the least recently used goes first
@@ -28,23 +32,27 @@ class Graphs:
     """Calls a function of trees of tensors, by replay where it can. The function must be pure.
 
     What it returns besides tensors is what it returned when it was captured. Called within another, it is part of that
-    one's graph.
+    one's call or graph.
     """
 
     def __init__(self) -> None:
         self._seen: dict[Any, int] = {}
         self._graphs: OrderedDict[Any, _Captured] = OrderedDict()
+        self._ahead = Ahead(importlib.import_module("triton.knobs")) if kernels() is not None else None
+        self._within = False  # a call that runs as it is
 
     def __call__(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...], lasting: bool = True) -> Any:
         """What the function returns; unless `lasting`, the next call of the same name may overwrite it."""
-        if torch.cuda.is_current_stream_capturing():
+        if self._within or torch.cuda.is_current_stream_capturing():
             return function(*inputs)
         leaves, shape = tree_flatten(inputs)
         key = (name, str(shape), tuple((leaf.shape, leaf.dtype) for leaf in leaves))
         if key not in self._graphs:
             self._seen[key] = self._seen.get(key, 0) + 1
             if self._seen[key] <= EAGER_CALLS:
-                return function(*inputs)
+                makes_sense, result = self._eager(function, inputs)
+                if makes_sense:
+                    return result
             self._graphs[key] = self._capture(function, leaves, shape)
             if len(self._graphs) > KEPT:
                 self._graphs.popitem(last=False)
@@ -56,6 +64,13 @@ class Graphs:
         if lasting:
             outputs = [output.clone() if isinstance(output, Tensor) else output for output in outputs]
         return tree_unflatten(outputs, captured.shape)
+
+    def _eager(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[bool, Any]:
+        self._within = True
+        try:
+            return (True, function(*inputs)) if self._ahead is None else self._ahead(function, inputs)
+        finally:
+            self._within = False
 
     def _capture(self, function: Callable[..., Any], leaves: list[Tensor], shape: Any) -> _Captured:
         inputs = [leaf.clone() for leaf in leaves]

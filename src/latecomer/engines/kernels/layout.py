@@ -32,7 +32,7 @@ def _lay_images(
     tl.store(out + image * (tall * broad * PITCH) + at, value, mask=at < tall * broad * PITCH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["net_apart"])
 def _four(
     weight, out, net_apart, outputs: tl.constexpr, channels: tl.constexpr, first: tl.constexpr, high: tl.constexpr,
     wide: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, turned: tl.constexpr, count: tl.constexpr,

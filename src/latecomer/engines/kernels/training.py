@@ -14,7 +14,7 @@ from .layout import pitch, rows_apart
 MOST_PARTS = 24  # of a gradient that a step reads from where they are; more are laid end to end first
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_apart", "size"])
 def _take(
     x, rows, scale, shift, out, rows_apart, size, channels: tl.constexpr, plane: tl.constexpr,
     PITCH: tl.constexpr, BLOCK: tl.constexpr,
