@@ -121,11 +121,26 @@ def test_whole_rounds_are_replayed_and_change_nothing(name: str) -> None:
             torch.testing.assert_close(leaf, tree.flatten(theirs)[path], atol=1e-5, rtol=1e-4, msg=path)
 
 
-@pytest.mark.parametrize("outputs", [5, 16, 40, WIDEST + 6], ids=["5", "16", "40", "too wide for kernels"])
-@pytest.mark.parametrize(("stride", "padding"), [((1, 1), (0, 0)), ((2, 1), (2, 1))])
-def test_mapped_convolutions_equal_torchs(stride: tuple[int, int], padding: tuple[int, int], outputs: int) -> None:
+FILTERS = {
+    "5": (5, 18, 5, 3),
+    "16": (16, 18, 5, 3),
+    "40": (40, 18, 5, 3),
+    "many channels": (WIDEST + 86, 18, 5, 3),
+    "a pixel of many channels": (WIDEST, 70, 1, 1),
+    "too few channels for that many filters": (WIDEST + 6, 3, 5, 3),
+}
+
+
+@pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
+@pytest.mark.parametrize(
+    ("stride", "padding"), [((1, 1), (0, 0)), ((1, 1), (1, 1)), ((2, 2), (1, 1)), ((2, 1), (2, 1))]
+)
+def test_mapped_convolutions_equal_torchs(
+    stride: tuple[int, int], padding: tuple[int, int], filters: tuple[int, ...]
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    shapes = [(3, 4, 18, 13, 12), (3, outputs, 18, 5, 3), (3, outputs)]
+    padding = min(padding[0], filters[2] - 1), min(padding[1], filters[3] - 1)
+    shapes = [(3, 4, filters[1], 13, 12), (3, *filters), (3, filters[0])]
     x, weight, bias = (torch.randn(*shape, generator=generator).to(CUDA) for shape in shapes)
 
     def energy(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

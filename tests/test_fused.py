@@ -56,6 +56,12 @@ def back(
     return by_x if needs_x else x.new_empty(len(x), 0), by_weight, slope.sum((1, 3, 4))
 
 
+def wide_back(slope: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *rest, needs_bias = inputs
+    by_x, by_weight, by_bias = back(slope, None, *rest)
+    return by_x, by_weight, by_bias if needs_bias else by_bias[:, :0]
+
+
 def unpool(x: Tensor, slope: Tensor, side: int) -> Tensor:
     _, which = F.max_pool2d(x.flatten(0, -4), side, return_indices=True)
     return F.max_unpool2d(slope.flatten(0, -4), which, side, output_size=x.shape[-2:]).view_as(x)
@@ -74,6 +80,8 @@ PLAIN = SimpleNamespace(
     forward=lambda x, weight, bias, *how: each(lambda x, w, b: F.conv2d(x, w, b, *how), x, weight, bias),
     stage=stage,
     back=back,
+    wide_forward=lambda x, weight, bias, *how: each(lambda x, w, b: F.conv2d(x, w, b, *how), x, weight, bias),
+    wide_back=wide_back,
     pool=lambda x, side: F.max_pool2d(x.flatten(0, -4), side).unflatten(0, x.shape[:-3]),
     unpool=unpool,
     dense=lambda x, weight, bias, relu: (
@@ -126,6 +134,28 @@ def test_gradients_of_gradients() -> None:
     second = vmap(grad(steepness, argnums=(0, 1, 2)))
     for expected, found in zip(second(X, WEIGHT, BIAS), rerouted(second)(X, WEIGHT, BIAS), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("side", [1, 3])
+def test_many_channels(side: int, stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PLAIN, "forward", lambda *_: pytest.fail("these kernels are for few channels"))
+    monkeypatch.setattr(PLAIN, "back", lambda *_: pytest.fail("these kernels are for few channels"))
+    x = torch.randn(2, 2, 16, 5, 6, generator=GENERATOR, dtype=torch.float64)
+    weight = torch.randn(2, 96, 16, side, side, generator=GENERATOR, dtype=torch.float64)
+    bias = torch.randn(2, 96, generator=GENERATOR, dtype=torch.float64)
+
+    def wave(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.conv2d(x, weight, bias, stride, side // 2).sin().sum()
+
+    def steepness(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        slopes = *grad(wave, argnums=(0, 1, 2))(x, weight, bias), grad(wave, argnums=1)(x, weight, None)
+        return torch.stack([slope.square().sum() for slope in slopes]).sum()
+
+    for function in (wave, steepness):
+        slopes = vmap(grad(function, argnums=(0, 1, 2)))
+        for expected, found in zip(slopes(x, weight, bias), rerouted(slopes)(x, weight, bias), strict=True):
+            torch.testing.assert_close(found, expected)
 
 
 def test_nested_maps() -> None:

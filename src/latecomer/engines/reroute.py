@@ -22,7 +22,7 @@ from . import fused
 from .convolve import convolve
 
 T = TypeVar("T")
-WIDEST = 64  # channels that the kernels are made for
+WIDEST = 64  # channels that the kernels for few channels are made for; there are others for many (fused.wide)
 DENSEST = 2**18  # weights of a linear layer that the kernels are made for; beyond, cuBLAS is better
 LARGEST_LOSS = 2**13  # numbers that the kernel of the loss holds at once
 LARGEST_BATCH = 128  # laying out windows takes memory, and larger batches keep a grouped convolution busy anyway
@@ -59,7 +59,7 @@ class Reroute(TorchFunctionMode):
         if function is torch.conv2d and not kwargs and varies(args[1]):
             x, weight, bias, stride, padding, dilation, groups = _seven(args)
             if x.ndim == 4 and dilation == (1, 1) and groups == 1 and not isinstance(padding, str):
-                if has_kernels(x) and _small(weight, padding):
+                if has_kernels(x) and (_small(weight, padding) or (fused.wide(weight) and _inside(weight, padding))):
                     return fused.convolve(x, weight, bias, stride, padding)
                 if len(x) <= LARGEST_BATCH:
                     return convolve(x, weight, bias, stride, padding)
@@ -110,9 +110,13 @@ def _has_triton(x: Tensor) -> bool:
 
 
 def _small(weight: Tensor, padding: tuple[int, int]) -> bool:
-    """Whether the kernels are made for filters like these."""
-    inside = padding[0] < weight.shape[-2] and padding[1] < weight.shape[-1]
-    return inside and max(weight.shape[:2]) <= WIDEST
+    """Whether the kernels for few channels are made for filters like these."""
+    return max(weight.shape[:2]) <= WIDEST and _inside(weight, padding)
+
+
+def _inside(weight: Tensor, padding: tuple[int, int]) -> bool:
+    """Whether every window sees something of the image."""
+    return padding[0] < weight.shape[-2] and padding[1] < weight.shape[-1]
 
 
 def _fits(args: tuple[Any, ...]) -> bool:

@@ -4,6 +4,8 @@ from .convolution import back, forward, stage
 from .dense import dense, dense_by_weight, dense_by_x
 from .pooling import pool, unpool
 from .training import adam, cross_entropy, cross_entropy_slope, join, move, take
+from .wide import back as wide_back
+from .wide import forward as wide_forward
 
 __all__ = [
     "adam",
@@ -20,4 +22,6 @@ __all__ = [
     "stage",
     "take",
     "unpool",
+    "wide_back",
+    "wide_forward",
 ]
