@@ -43,7 +43,7 @@ MOST_PARTS = 32
 
 @triton.jit(do_not_specialize=["size", "height", "width", "rows", "columns", "down", "across"])
 def _convolve(
-    x, weight, bias, out, weight_apart, bias_apart, size, height, width, quads, outputs, rows, columns, down, across,
+    x, weight, bias, out, weight_quads, bias_apart, size, height, width, quads, outputs, rows, columns, down, across,
     banks, high: tl.constexpr, wide: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, py: tl.constexpr,
     px: tl.constexpr, biased: tl.constexpr, back: tl.constexpr, even: tl.constexpr, precision: tl.constexpr,
     PLACES: tl.constexpr, TERMS: tl.constexpr, OUT: tl.constexpr,
@@ -56,7 +56,7 @@ def _convolve(
     net = tl.program_id(1).to(tl.int64)
     channels = quads * 4
     x += net * size * height * width * channels
-    weight += net * weight_apart
+    weight += net * weight_quads * 4
     out += net * size * down * across * outputs
     place = tl.program_id(0) // banks * PLACES + tl.arange(0, PLACES)
     there = place < size * rows * columns
@@ -185,8 +185,8 @@ def _run(
     banks = triton.cdiv(outputs, block)
     bias = None if bias is None else rows_apart(bias)
     _convolve[(triton.cdiv(size * rows * columns, tile.places) * banks, nets, classes[0] * classes[1])](
-        x, filters, x if bias is None else bias, out, apart, 0 if bias is None else bias.stride(0), size, height, width,
-        depth // 4, outputs, rows, columns, *wanted, banks, high, wide, *stride, *padding,
+        x, filters, x if bias is None else bias, out, apart // 4, 0 if bias is None else bias.stride(0), size, height,
+        width, depth // 4, outputs, rows, columns, *wanted, banks, high, wide, *stride, *padding,
         bias is not None, back, depth % terms == 0, precision(), tile.places, terms, block,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
