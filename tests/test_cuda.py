@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad, vmap
 
-from latecomer import Federation, make_task, methods, tree
+from latecomer import Federation, blocks, make_task, methods, tree
 from latecomer.clients import Clients
 from latecomer.engines import graphs
 from latecomer.engines.reroute import WIDEST, rerouted
@@ -154,6 +154,29 @@ def test_mapped_convolutions_equal_torchs(
         exact = slopes(x.double(), weight.double(), bias.double())
         found = rerouted(slopes)(x, weight, bias)
         again = rerouted(slopes)(x, weight, bias)
+        for true, ours, more in zip(exact, found, again, strict=True):
+            torch.testing.assert_close(ours.double(), true, atol=1e-5, rtol=1e-3)
+            assert torch.equal(ours, more), "sums have a fixed order"
+
+
+@pytest.mark.parametrize(("channels", "groups", "side"), [(64, 8, 32), (512, 32, 4), (320, 32, 3), (24, 3, 1)])
+@pytest.mark.parametrize(("short", "relu"), [(False, False), (False, True), (True, True)])
+def test_mapped_group_norms_equal_torchs(channels: int, groups: int, side: int, short: bool, relu: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 2, channels, side, side), (3, channels), (3, channels), (3, 2, channels, side, side)]
+    inputs = [torch.randn(*shape, generator=generator).to(CUDA) for shape in shapes]
+
+    def energy(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = blocks.norm(x, weight, bias, other if short else None, groups, 1e-5, relu)
+        return out.square().mean() + other.square().mean()
+
+    def steepness(*inputs: torch.Tensor) -> torch.Tensor:
+        return torch.stack([slope.sin().sum() for slope in grad(energy, argnums=(0, 1, 2, 3))(*inputs)]).sum()
+
+    for function in (energy, steepness):
+        slopes = vmap(grad(function, argnums=(0, 1, 2, 3)))
+        exact = slopes(*(value.double() for value in inputs))
+        found, again = (rerouted(slopes)(*inputs) for _ in range(2))
         for true, ours, more in zip(exact, found, again, strict=True):
             torch.testing.assert_close(ours.double(), true, atol=1e-5, rtol=1e-3)
             assert torch.equal(ours, more), "sums have a fixed order"

@@ -76,6 +76,20 @@ def cross_entropy_slope(logits: Tensor, y: Tensor, weight: Tensor, above: Tensor
     return slopes * above[:, None, None]
 
 
+def norm_back(
+    slope: Tensor, gate: Tensor | None, x: Tensor, weight: Tensor, groups: int, epsilon: float
+) -> tuple[Tensor, ...]:
+    def one(slope: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return F.group_norm(x, groups, weight, bias, epsilon)
+
+        by_x, by_weight, by_bias = torch.func.vjp(layer, x, weight, torch.zeros_like(weight))[1](slope)
+        return by_x, slope.flatten()[:0] if gate is None else slope, by_weight, by_bias
+
+    parts = zip(*(one(*row) for row in zip(gated(slope, gate), x, weight, strict=True)), strict=True)
+    return tuple(torch.stack(part) for part in parts)
+
+
 PLAIN = SimpleNamespace(
     forward=lambda x, weight, bias, *how: each(lambda x, w, b: F.conv2d(x, w, b, *how), x, weight, bias),
     stage=stage,
@@ -93,6 +107,10 @@ PLAIN = SimpleNamespace(
     cross_entropy_slope=cross_entropy_slope,
     move=lambda *inputs: vmap(lambda *rows: blocks.move.__wrapped__(*rows, *inputs[4:]))(*inputs[:4]),
     take=lambda *inputs: blocks.take.__wrapped__(*inputs),
+    norm=lambda x, weight, bias, other, *how: each(
+        lambda x, w, b, o: blocks.norm.__wrapped__(x, w, b, o, *how), x, weight, bias, other
+    ),
+    norm_back=norm_back,
     join=lambda *parts: torch.cat(parts, 1),
 )
 
@@ -201,7 +219,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         original = getattr(fused, name)
         return lambda *inputs, **more: (names.append(name), original(*inputs, **more))[1]
 
-    for name in ("stage", "dense", "cross_entropy", "move", "split", "take"):
+    for name in ("stage", "dense", "cross_entropy", "move", "split", "take", "norm"):
         monkeypatch.setattr(reroute.fused, name, noted(name))
     return names
 
@@ -297,3 +315,26 @@ def test_gradients_laid_end_to_end(shared: bool, used: list[str]) -> None:
         inputs = (vector[0] if shared else vector, x)
         torch.testing.assert_close(rerouted(slopes)(*inputs), slopes(*inputs))
     assert "split" in used
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+def test_normalised_groups(short: bool, relu: bool, used: list[str]) -> None:
+    x, other = torch.randn(2, 3, 4, 8, 3, 3, generator=GENERATOR, dtype=torch.float64).unbind()
+    weight, bias = torch.randn(2, 3, 8, generator=GENERATOR, dtype=torch.float64).unbind()
+
+    def wave(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor) -> Tensor:
+        out: Tensor = blocks.norm(x, weight, bias, other.sin() if short else None, 2, 1e-5, relu)
+        return out.sin().sum()
+
+    which = (0, 1, 2) + (3,) * short
+
+    def steepness(*inputs: Tensor) -> Tensor:
+        return torch.stack([slope.square().sum() for slope in grad(wave, argnums=which)(*inputs)]).sum()
+
+    for function in (wave, steepness):
+        slopes = vmap(grad(function, argnums=which))
+        inputs = (x, weight, bias, other)
+        for expected, found in zip(slopes(*inputs), rerouted(slopes)(*inputs), strict=True):
+            torch.testing.assert_close(found, expected)
+    assert set(used) == {"norm"}

@@ -25,8 +25,9 @@ T = TypeVar("T")
 WIDEST = 64  # channels that the kernels for few channels are made for; there are others for many (fused.wide)
 DENSEST = 2**18  # weights of a linear layer that the kernels are made for; beyond, cuBLAS is better
 LARGEST_LOSS = 2**13  # numbers that the kernel of the loss holds at once
+LARGEST_GROUP = 2**14  # numbers of a group that the kernel of GroupNorm holds at once
 LARGEST_BATCH = 128  # laying out windows takes memory, and larger batches keep a grouped convolution busy anyway
-BLOCKS = (blocks.stage, blocks.dense, blocks.cross_entropy, blocks.move, blocks.split, blocks.take)
+BLOCKS = (blocks.stage, blocks.dense, blocks.cross_entropy, blocks.move, blocks.norm, blocks.split, blocks.take)
 
 
 def rerouted(function: Callable[..., T]) -> Callable[..., T]:
@@ -91,6 +92,8 @@ class Reroute(TorchFunctionMode):
         if function is blocks.stage:
             fits = varies(second) and first.ndim == 4 and _small(second, args[4])
             return fused.stage if fits else None
+        if function is blocks.norm:
+            return fused.norm if _grouped(first, args[4]) else None
         if function is blocks.dense:
             return partial(fused.dense, relu=True) if varies(second) and _fits(args) else None
         return fused.cross_entropy if first.ndim == 2 and _power(first.shape) <= LARGEST_LOSS else None
@@ -117,6 +120,12 @@ def _small(weight: Tensor, padding: tuple[int, int]) -> bool:
 def _inside(weight: Tensor, padding: tuple[int, int]) -> bool:
     """Whether every window sees something of the image."""
     return padding[0] < weight.shape[-2] and padding[1] < weight.shape[-1]
+
+
+def _grouped(x: Tensor, groups: int) -> bool:
+    """Whether the kernels of GroupNorm are made for these images."""
+    fits = _power((x.shape[-2] * x.shape[-1], x.shape[1] // groups)) <= LARGEST_GROUP
+    return x.ndim == 4 and x.shape[1] % 4 == 0 and fits
 
 
 def _fits(args: tuple[Any, ...]) -> bool:

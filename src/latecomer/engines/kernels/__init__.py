@@ -2,6 +2,7 @@
 
 from .convolution import back, forward, stage
 from .dense import dense, dense_by_weight, dense_by_x
+from .norm import norm, norm_back
 from .pooling import pool, unpool
 from .training import adam, cross_entropy, cross_entropy_slope, join, move, take
 from .wide import back as wide_back
@@ -18,6 +19,8 @@ __all__ = [
     "forward",
     "join",
     "move",
+    "norm",
+    "norm_back",
     "pool",
     "stage",
     "take",
