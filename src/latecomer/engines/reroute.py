@@ -60,7 +60,7 @@ class Reroute(TorchFunctionMode):
         if function is torch.conv2d and not kwargs and varies(args[1]):
             x, weight, bias, stride, padding, dilation, groups = _seven(args)
             if x.ndim == 4 and dilation == (1, 1) and groups == 1 and not isinstance(padding, str):
-                if has_kernels(x) and (_small(weight, padding) or (fused.wide(weight) and _inside(weight, padding))):
+                if has_kernels(x) and (_small(weight, padding) or _wide(x, weight, padding)):
                     return fused.convolve(x, weight, bias, stride, padding)
                 if len(x) <= LARGEST_BATCH:
                     return convolve(x, weight, bias, stride, padding)
@@ -115,6 +115,12 @@ def _has_triton(x: Tensor) -> bool:
 def _small(weight: Tensor, padding: tuple[int, int]) -> bool:
     """Whether the kernels for few channels are made for filters like these."""
     return max(weight.shape[:2]) <= WIDEST and _inside(weight, padding)
+
+
+def _wide(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> bool:
+    """Whether the kernels for many channels are. They count the numbers of one client's images by 32 bits."""
+    sides = (x.shape[-2] + 2 * padding[0]) * (x.shape[-1] + 2 * padding[1])
+    return fused.wide(weight) and _inside(weight, padding) and len(x) * max(weight.shape[:2]) * sides < 2**31
 
 
 def _inside(weight: Tensor, padding: tuple[int, int]) -> bool:
