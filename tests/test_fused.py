@@ -77,14 +77,14 @@ def cross_entropy_slope(logits: Tensor, y: Tensor, weight: Tensor, above: Tensor
 
 
 def norm_back(
-    slope: Tensor, gate: Tensor | None, x: Tensor, weight: Tensor, groups: int, epsilon: float
+    slope: Tensor, gate: Tensor | None, x: Tensor, weight: Tensor, groups: int, epsilon: float, needs_passed: bool
 ) -> tuple[Tensor, ...]:
     def one(slope: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             return F.group_norm(x, groups, weight, bias, epsilon)
 
         by_x, by_weight, by_bias = torch.func.vjp(layer, x, weight, torch.zeros_like(weight))[1](slope)
-        return by_x, slope.flatten()[:0] if gate is None else slope, by_weight, by_bias
+        return by_x, slope if needs_passed else slope.flatten()[:0], by_weight, by_bias
 
     parts = zip(*(one(*row) for row in zip(gated(slope, gate), x, weight, strict=True)), strict=True)
     return tuple(torch.stack(part) for part in parts)

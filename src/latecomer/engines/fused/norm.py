@@ -37,13 +37,14 @@ class _Norm(Rows):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, gate = ctx.saved_tensors
         gate = None if gate is None else gate.detach()  # it only says where a slope passes
-        by_x, passed, *rest = _NormBack.apply(slope, gate, x, weight, ctx.groups, ctx.epsilon)  # type: ignore[no-untyped-call]
-        passed = slope if gate is None else passed
-        return by_x, *rest, passed if ctx.needs_input_grad[3] else None, None, None, None
+        needs_passed = gate is not None and ctx.needs_input_grad[3]
+        by_x, passed, *rest = _NormBack.apply(slope, gate, x, weight, ctx.groups, ctx.epsilon, needs_passed)  # type: ignore[no-untyped-call]
+        by_other = passed if needs_passed else slope
+        return by_x, *rest, by_other if ctx.needs_input_grad[3] else None, None, None, None
 
 
 class _NormBack(Rows):
-    """Gradients of images, of what was added to them (nothing, if there is no gate), of weight and bias."""
+    """Gradients of images; slopes that passed the gate (nothing, unless needed); gradients of weight and bias."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
@@ -52,7 +53,7 @@ class _NormBack(Rows):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        *tensors, ctx.groups, ctx.epsilon = inputs
+        *tensors, ctx.groups, ctx.epsilon, ctx.needs_passed = inputs
         ctx.save_for_backward(*tensors)
 
     @staticmethod
@@ -60,15 +61,15 @@ class _NormBack(Rows):
         slope, gate, x, weight = ctx.saved_tensors
 
         def plain(slope: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-            return back(slope, gate, x, weight, ctx.groups, ctx.epsilon)
+            return back(slope, gate, x, weight, ctx.groups, ctx.epsilon, ctx.needs_passed)
 
         pull: Any = torch.func.vjp(plain, slope, x, weight)[1]
         by_slope, by_x, by_weight = pull(errors)
-        return by_slope, None, by_x, by_weight, None, None
+        return by_slope, None, by_x, by_weight, None, None, None
 
 
 def back(
-    slope: Tensor, gate: Tensor | None, x: Tensor, weight: Tensor, groups: int, epsilon: float
+    slope: Tensor, gate: Tensor | None, x: Tensor, weight: Tensor, groups: int, epsilon: float, needs_passed: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What kernels/norm.py computes on the way back, in plain operations."""
     passed = slope if gate is None else slope * (gate > 0)
@@ -79,5 +80,5 @@ def back(
     error = (passed * weight[:, None, :, None, None]).unflatten(2, (groups, -1))
     level, tilt = error.mean((3, 4, 5), keepdim=True), (error * value).mean((3, 4, 5), keepdim=True)
     by_x = ((error - level - value * tilt) * shrunk).flatten(2, 3)
-    kept = passed.flatten(1)[:, :0] if gate is None else passed
+    kept = passed if needs_passed else passed.flatten(1)[:, :0]
     return by_x, kept, (passed * value.flatten(2, 3)).sum((1, 3, 4)), passed.sum((1, 3, 4))

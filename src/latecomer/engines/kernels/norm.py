@@ -61,13 +61,15 @@ def _norm(
 @triton.jit
 def _norm_back(
     slope, gate, x, weight, by_x, passed, sums, weight_apart, size, count, epsilon, pixels: tl.constexpr,
-    groups: tl.constexpr, each: tl.constexpr, gated: tl.constexpr, P: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
+    groups: tl.constexpr, each: tl.constexpr, gated: tl.constexpr, kept: tl.constexpr, P: tl.constexpr,
+    G: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """The gradient of images; slopes that ReLU let through; an image's share in the gradients of weight and bias."""
     image, at, good, channel, known = _place(pixels, groups, each, P, G, E)
     error = tl.load(slope + at, mask=good, other=0.0)
     if gated:
         error = tl.where(tl.load(gate + at, mask=good, other=0.0) > 0, error, 0.0)
+    if kept:
         tl.store(passed + at, error, mask=good)
     value, shrunk = _normal(x, at, good, pixels, each, epsilon)
     share = sums + image * (groups * each) + channel
@@ -94,24 +96,21 @@ def norm(
 
 
 def norm_back(
-    slope: Tensor, gate: Tensor | None, x: Tensor, weight: Tensor, groups: int, epsilon: float
+    slope: Tensor, gate: Tensor | None, x: Tensor, weight: Tensor, groups: int, epsilon: float, needs_passed: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of the images, of what was added to them, of weight and bias.
-
-    What was added has the slopes where the gate is open; without a gate that is all of them, and nothing comes back.
-    """
+    """The gradients of the images; the slopes that passed the gate, or nothing; the gradients of weight and bias."""
     seen, error, weight = images(x, (0, 0)), images(slope, (0, 0)), rows_apart(weight)
     opened = None if gate is None else images(gate, (0, 0))
     by_x = torch.empty_like(seen)
-    passed = by_x if opened is None else torch.empty_like(seen)
+    passed = torch.empty_like(seen) if needs_passed else by_x
     sums = x.new_empty(2, *x.shape[:3])
     grid, shape, blocks, warps = _plan(seen, groups)
     _norm_back[grid](
         error, error if opened is None else opened, seen, weight, by_x, passed, sums, weight.stride(0), x.shape[1],
-        sums[0].numel(), epsilon, *shape, opened is not None, *blocks, num_warps=warps,
+        sums[0].numel(), epsilon, *shape, opened is not None, needs_passed, *blocks, num_warps=warps,
     )  # fmt: skip
     by_weight, by_bias = sums.sum(2)
-    kept = x.new_empty(len(x), 0) if opened is None else passed.permute(0, 1, 4, 2, 3)
+    kept = passed.permute(0, 1, 4, 2, 3) if needs_passed else x.new_empty(len(x), 0)
     return by_x.permute(0, 1, 4, 2, 3), kept, by_weight, by_bias
 
 
