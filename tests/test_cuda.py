@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from torch.func import grad, vmap
 
 from latecomer import Federation, blocks, make_task, methods, tree
 from latecomer.clients import Clients
+from latecomer.data.shuffle import draw, purpose
 from latecomer.engines import graphs
+from latecomer.engines.fused import kernels
 from latecomer.engines.reroute import WIDEST, rerouted
 from latecomer.engines.vector import Vector
 from latecomer.errors import MemoryShortage
@@ -202,6 +205,21 @@ def test_constants_of_a_model_outlive_a_gradient() -> None:
         torch.testing.assert_close(a["head.weight"], b["head.weight"], atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.parametrize(("steps", "size", "passes"), [(5, 32, None), (4, 5, 2)])
+def test_batches_are_those_of_the_cpu(steps: int, size: int, passes: int | None) -> None:
+    who = torch.tensor([[0, 1, 7, 83, 500], [0, 1, 2, 3, 2], [0, 5, -2, 4999, 17], [3, 1, 4, 1, 59]])
+    drawn = vmap(lambda *numbers: draw(*numbers, purpose("batches"), steps, size, passes))
+    for expected, found in zip(drawn(*who), rerouted(drawn)(*who.to(CUDA)), strict=True):
+        assert torch.equal(found.cpu(), expected)
+
+
+def test_sums_do_not_see_rows_that_weigh_nothing() -> None:
+    rows, weight = torch.randn(13, 700, device=CUDA), torch.rand(13, device=CUDA)
+    expected = weight[1:] @ rows[1:]
+    rows[0, 5], weight[0] = torch.nan, 0
+    torch.testing.assert_close(kernels().total(weight, rows), expected)
+
+
 def test_rows_that_are_not_finite_are_found() -> None:
     rows = torch.ones(6, 1000, device=CUDA)
     rows[1, 7], rows[2, 0], rows[4, 999] = torch.nan, torch.inf, -torch.inf
@@ -212,8 +230,9 @@ def test_rows_that_are_not_finite_are_found() -> None:
 def test_out_of_memory_says_which_chunk_fits_and_auto_finds_it() -> None:
     federation = images(clients=40, each=200)
     method = methods.get("pfedhn")(task=make_task(federation, LeNet), clients=40, members=39, steps=1, batch=128)
-    share = 0.5e9 / torch.cuda.get_device_properties(0).total_memory
+    gc.collect()
     torch.cuda.empty_cache()
+    share = (torch.cuda.memory_reserved() + 0.5e9) / torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(share)
     try:
         params = tree.to(method.task.model.fresh(torch.Generator().manual_seed(0)), CUDA)
@@ -239,7 +258,7 @@ def test_models_train_alike_on_both_devices(name: str) -> None:
     found = replies(Vector(method, [federation], CUDA), method, rounds)
     for here, there in zip(expected, found, strict=True):
         for path, leaf in here.items():
-            assert float((leaf - there[path]).abs().max()) < 2e-3, path
+            assert float((leaf - there[path]).norm()) < 0.05 * float(leaf.norm()) + 1e-4, path
 
 
 def texts(clients: int = 6, each: int = 40) -> Federation:

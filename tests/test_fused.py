@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from latecomer import blocks, tree
+from latecomer.data import shuffle
 from latecomer.engines import fused, reroute
 from latecomer.engines.fused import rows
 from latecomer.engines.reroute import mapped, rerouted
@@ -105,7 +106,10 @@ PLAIN = SimpleNamespace(
     dense_by_weight=lambda x, slope, gate: (gated(slope, gate).mT @ x, gated(slope, gate).sum(1)),
     cross_entropy=lambda logits, y, weight: each(blocks.cross_entropy.__wrapped__, logits, y, weight),
     cross_entropy_slope=cross_entropy_slope,
-    move=lambda *inputs: vmap(lambda *rows: blocks.move.__wrapped__(*rows, *inputs[4:]))(*inputs[:4]),
+    move=lambda *inputs: vmap(lambda *rows: blocks.move.__wrapped__(*rows[:3], *inputs[3:7], *rows[3:]))(
+        *inputs[:3], *inputs[7:]
+    ),
+    draw=lambda *inputs: vmap(lambda *rows: shuffle.draw.__wrapped__(*rows, *inputs[4:]))(*inputs[:4]),
     take=lambda *inputs: blocks.take.__wrapped__(*inputs),
     norm=lambda x, weight, bias, other, *how: each(
         lambda x, w, b, o: blocks.norm.__wrapped__(x, w, b, o, *how), x, weight, bias, other
@@ -219,7 +223,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         original = getattr(fused, name)
         return lambda *inputs, **more: (names.append(name), original(*inputs, **more))[1]
 
-    for name in ("stage", "dense", "cross_entropy", "move", "split", "take", "norm"):
+    for name in ("stage", "dense", "cross_entropy", "move", "split", "take", "draw", "norm"):
         monkeypatch.setattr(reroute.fused, name, noted(name))
     return names
 
@@ -260,10 +264,10 @@ def test_gradients_of_gradients_of_blocks() -> None:
 
 @pytest.mark.parametrize("optimiser", [SGD(0.1), SGD(0.1, 0.9, 0.01, 0.5)], ids=["plain", "all"])
 def test_steps(optimiser: SGD, used: list[str]) -> None:
-    arrays = torch.randn(3, 3, 7, generator=GENERATOR).unbind()
+    weights, direction, velocity = torch.randn(3, 3, 7, generator=GENERATOR).unbind()
     step = vmap(optimiser.move)
-    moving = torch.tensor([True, False, True])
-    for expected, found in zip(step(*arrays, moving), rerouted(step)(*arrays, moving), strict=True):
+    inputs = weights, direction.split([4, 1, 2], 1), velocity, torch.tensor([True, False, True])
+    for expected, found in zip(step(*inputs), rerouted(step)(*inputs), strict=True):
         torch.testing.assert_close(found, expected)
     assert used == ["move"]
 
@@ -271,7 +275,7 @@ def test_steps(optimiser: SGD, used: list[str]) -> None:
 def test_a_first_step_from_weights_that_all_share(used: list[str]) -> None:
     weights, direction = torch.randn(7, generator=GENERATOR), torch.randn(3, 7, generator=GENERATOR)
     optimiser = SGD(0.1, 0.9, 0.01, 0.5)
-    step = vmap(lambda direction: optimiser.move(weights, direction, optimiser.at_rest(weights), direction[0] > 0))
+    step = vmap(lambda direction: optimiser.move(weights, [direction], optimiser.at_rest(weights), direction[0] > 0))
     for expected, found in zip(step(direction), rerouted(step)(direction), strict=True):
         torch.testing.assert_close(found, expected)
     assert used == ["move"]
@@ -281,7 +285,7 @@ def test_a_step_that_is_differentiated_is_plain(used: list[str]) -> None:
     weights, direction, velocity = torch.randn(3, 3, 7, generator=GENERATOR).unbind()
 
     def far(weights: Tensor, direction: Tensor, velocity: Tensor, moving: Tensor) -> Tensor:
-        return SGD(0.1, 0.9, 0.01, 0.5).move(weights, direction, velocity, moving)[0].square().sum()
+        return SGD(0.1, 0.9, 0.01, 0.5).move(weights, [direction], velocity, moving)[0].square().sum()
 
     inputs = (weights, direction, velocity, torch.ones(3, dtype=torch.bool))
     slope = vmap(grad(far, argnums=1))
@@ -296,6 +300,19 @@ def test_examples_are_taken_without_a_copy_for_every_client(used: list[str]) -> 
     both = vmap(vmap(lambda which: blocks.take(x, which, scale, shift)))
     torch.testing.assert_close(rerouted(both)(which), both(which))
     assert used == ["take"]
+
+
+def test_batches_are_drawn_for_all_clients_at_once(used: list[str]) -> None:
+    counts, clients = torch.tensor([[0, 7], [40, 41]]), torch.arange(4).view(2, 2)
+
+    def drawn(count: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
+        place, real = shuffle.draw(count, client // 2, count * 0 + 5, client, 3, 4, 8, 2)
+        return place, real
+
+    both = vmap(vmap(drawn))
+    for found, expected in zip(rerouted(both)(counts, clients), both(counts, clients), strict=True):
+        assert torch.equal(found, expected)
+    assert used == ["draw"]
 
 
 @pytest.mark.parametrize("shared", [False, True])

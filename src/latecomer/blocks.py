@@ -67,16 +67,17 @@ def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 @replaceable
 def move(
     weights: Tensor,
-    direction: Tensor,
     velocity: Tensor,
     moving: Tensor,
     lr: Number,
     momentum: Number,
     decay: Number,
     clip: Number,
+    *slopes: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """One step along a gradient, from weights and velocity to the next; nothing moves unless `moving`."""
+    """One step along a gradient, which comes in parts; from weights and velocity to the next, if it is `moving`."""
     moves = moving[None].to(weights.dtype)
+    direction = slopes[0] if len(slopes) == 1 else torch.cat(slopes)
     if used(clip):
         direction = direction * clip_factor(direction, clip)
     if used(decay):

@@ -45,48 +45,51 @@ class SGD:
 
     def __call__(self, loss: Loss, params: Tree, batches: Batches, moves: Rule = labelled) -> Tree:
         """The weights after one step a batch."""
-        (part,) = jointly(lambda parts, batch: loss(parts[0], batch), [Part(self, params)], batches, moves)
-        return part.params
+        return tree.unravel(self._after(loss, params, batches, moves), params)
 
     def change(self, loss: Loss, params: Tree, batches: Batches, moves: Rule = labelled) -> Tree:
         """What one step a batch adds to the weights."""
-        return tree.sub(self(loss, params, batches, moves), params)
+        return tree.unravel(self._after(loss, params, batches, moves) - tree.ravel(params), params)
+
+    def _after(self, loss: Loss, params: Tree, batches: Batches, moves: Rule) -> Tensor:
+        """The weights after one step a batch, end to end."""
+        parts = [Part(self, params)]
+        weights, _ = _trained(lambda several, batch: loss(several[0], batch), parts, batches, moves)
+        return weights[0]
 
     def at_rest(self, weights: Tensor) -> Tensor:
         """The velocity to begin with; without momentum there is none."""
         return torch.zeros_like(weights if blocks.used(self.momentum) else weights[:0])
 
-    def move(self, weights: Tensor, direction: Tensor, velocity: Tensor, moving: Tensor) -> tuple[Tensor, Tensor]:
-        """One step along a gradient, from weights and velocity to the next; nothing moves unless `moving`."""
-        after: tuple[Tensor, Tensor] = blocks.move(
-            weights, direction, velocity, moving, self.lr, self.momentum, self.weight_decay, self.clip
-        )
+    def move(
+        self, weights: Tensor, slopes: Sequence[Tensor], velocity: Tensor, moving: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One step along a gradient, whose parts follow each other; nothing moves unless `moving`."""
+        rates = self.lr, self.momentum, self.weight_decay, self.clip
+        after: tuple[Tensor, Tensor] = blocks.move(weights, velocity, moving, *rates, *slopes)
         return after
 
 
 def slope_of(loss: Loss, like: Tree) -> Callable[[Tensor, Batch], Tensor]:
     """The gradient of a loss, for weights that lie end to end in one vector, in the order of `like`."""
-    slope = _slopes(lambda parts, batch: loss(parts[0], batch), [like])
-    return lambda weights, batch: slope([weights], batch)[0]
-
-
-def _slopes(
-    loss: Callable[[list[Tree], Batch], Tensor], shapes: Sequence[Tree]
-) -> Callable[[list[Tensor], Batch], Sequence[Tensor]]:
-    """The gradients of a loss of several trees, each of which lies end to end in one vector."""
-
-    def trees(vectors: Sequence[Tensor]) -> list[Tree]:
-        return [tree.unravel(vector, like) for vector, like in zip(vectors, shapes, strict=True)]
-
     if not _plainly():
-        mapped: Callable[[list[Tensor], Batch], Sequence[Tensor]] = grad(lambda w, batch: loss(trees(w), batch))
+        mapped: Callable[[Tensor, Batch], Tensor] = grad(lambda w, batch: loss(tree.unravel(w, like), batch))
         return mapped
+    slopes = _slopes(lambda parts, batch: loss(parts[0], batch))
+    return lambda weights, batch: torch.cat(slopes([tree.unravel(weights, like)], batch)[0])
 
-    def slopes(vectors: list[Tensor], batch: Batch) -> Sequence[Tensor]:
-        parts = [tree.map(Tensor.requires_grad_, part) for part in trees([vector.detach() for vector in vectors])]
+
+def _slopes(loss: Callable[[list[Tree], Batch], Tensor]) -> Callable[[list[Tree], Batch], list[list[Tensor]]]:
+    """The gradients of a loss of several trees: of each its leaves, as vectors."""
+    if not _plainly():
+        mapped = grad(loss)
+        return lambda trees, batch: [[leaf.reshape(-1) for leaf in tree.leaves(part)] for part in mapped(trees, batch)]
+
+    def slopes(trees: list[Tree], batch: Batch) -> list[list[Tensor]]:
+        parts = [tree.map(lambda leaf: leaf.detach().requires_grad_(), part) for part in trees]
         inputs = [tree.leaves(part) for part in parts]
         found = iter(_by_autograd(loss, parts, batch, [leaf for some in inputs for leaf in some]))
-        return [torch.cat([next(found).reshape(-1) for _ in some]) for some in inputs]
+        return [[next(found).reshape(-1) for _ in some] for some in inputs]
 
     return slopes
 
@@ -143,21 +146,26 @@ def jointly(
     loss: Callable[[list[Tree], Batch], Tensor], parts: Sequence[Part], batches: Batches, moves: Rule = labelled
 ) -> list[Part]:
     """Train several parts of a model at once, each by its own optimiser, on the same batches."""
-    shapes = [part.params for part in parts]
+    trained = zip(parts, *_trained(loss, parts, batches, moves), strict=True)
+    return [Part(part.optimiser, tree.unravel(weights, part.params), velocity) for part, weights, velocity in trained]
+
+
+def _trained(
+    loss: Callable[[list[Tree], Batch], Tensor], parts: Sequence[Part], batches: Batches, moves: Rule
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The weights of every part, end to end, and their velocities."""
     weights = [tree.ravel(part.params) for part in parts]
     velocities = [
         part.optimiser.at_rest(weight) if part.velocity is None else part.velocity
         for part, weight in zip(parts, weights, strict=True)
     ]
-    slope = _slopes(loss, shapes)
+    slopes = _slopes(loss)
     for batch in batches:
-        directions, moving = slope(weights, batch), moves(batch)
+        trees = [tree.unravel(weight, part.params) for weight, part in zip(weights, parts, strict=True)]
+        directions, moving = slopes(trees, batch), moves(batch)
         for k, part in enumerate(parts):
             weights[k], velocities[k] = part.optimiser.move(weights[k], directions[k], velocities[k], moving)
-    return [
-        Part(part.optimiser, tree.unravel(weight, part.params), velocity)
-        for part, weight, velocity in zip(parts, weights, velocities, strict=True)
-    ]
+    return weights, velocities
 
 
 def proximal(loss: Loss, anchor: Tree, strength: float | Tensor) -> Loss:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import tree
+from .optim import kernels_for
 from .tree import Tree
 
 By = Literal["clients", "labelled", "examples"]  # a mean over all clients, those with labels, or labelled examples
@@ -33,7 +35,8 @@ class Replies:
         return count / count.sum().clamp(min=1)
 
     def mean(self, by: By = "clients") -> Tree:
-        return _weighted(self.share(by), self.each)
+        share = self.share(by)
+        return _Table.of(self.each).map(lambda rows: _total(share, rows))
 
     def sum(self) -> Tree:
         return tree.map(lambda leaf: leaf.sum(0), self.each)
@@ -50,15 +53,17 @@ class Collector:
         self.up_each = 0
 
     def take(self, each: Tree, weight: Tensor, heard: Tensor) -> None:
-        each, heard = _sound(tree.detach(each), heard)
+        table = _Table.of(tree.detach(each))
+        heard = heard & table.finite().to(heard.device)  # nonsense is silence
         weight = weight * heard
         self.up_each = tree.nbytes(each) // max(len(heard), 1)
         self.heards.append(heard)
         self.weights.append(weight)
         if self.fold is None:
-            self.parts.append(each)
+            self.parts.append(table.map(lambda rows: torch.where(heard[:, None], rows, rows.new_zeros(()))))
             return
-        total = _weighted(_count(heard, weight, self.fold), each)
+        count = _count(heard, weight, self.fold)
+        total = table.map(lambda rows: _total(count, rows))
         self.parts = [tree.add(self.parts[0], total)] if self.parts else [total]
 
     def replies(self) -> Replies:
@@ -74,35 +79,58 @@ def _count(heard: Tensor, weight: Tensor, by: By) -> Tensor:
     return weight if by == "examples" else heard.float() if by == "clients" else (weight > 0).float()
 
 
-def _weighted(weight: Tensor, rows: Tree) -> Tree:
-    """The sum of all rows, each times its weight; counts become fractions."""
+@dataclass(frozen=True)
+class _Table:
+    """A tree of rows as one matrix a kind of number, because what work costs on a GPU is often its operations."""
 
-    def total(leaf: Tensor) -> Tensor:
-        leaf = leaf if leaf.is_floating_point() else leaf.float()
-        summed: Tensor = torch.tensordot(weight.to(leaf.dtype), leaf, dims=1)
-        return summed
+    shapes: dict[str, torch.Size]  # of a row, by the path to its leaf
+    paths: dict[torch.dtype, list[str]]
+    rows: dict[torch.dtype, Tensor]
 
-    return tree.map(total, rows)
+    @staticmethod
+    def of(each: Tree) -> _Table:
+        flat = tree.flatten(each)
+        paths: dict[torch.dtype, list[str]] = {}
+        for path, leaf in flat.items():
+            paths.setdefault(leaf.dtype, []).append(path)
+        rows = {kind: _end_to_end([flat[path] for path in some]) for kind, some in paths.items()}
+        return _Table({path: leaf.shape[1:] for path, leaf in flat.items()}, paths, rows)
+
+    def finite(self) -> Tensor:
+        """Which rows are."""
+        return tree.finite({str(kind): rows for kind, rows in self.rows.items()}, rows=True)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Tree:
+        """What a function makes of the matrices, as a tree again; it may sum rows up, but must leave columns alone."""
+        flat: dict[str, Tensor] = dict.fromkeys(self.shapes, torch.empty(0))  # the order of paths stays
+        for kind, some in self.paths.items():
+            made = function(self.rows[kind])
+            parts = made.split([self.shapes[path].numel() for path in some], -1)
+            flat |= {
+                path: part.unflatten(-1, self.shapes[path]) if self.shapes[path] else part.squeeze(-1)
+                for path, part in zip(some, parts, strict=True)
+            }
+        return tree.unflatten(flat)
 
 
-def _sound(rows: Tree, heard: Tensor) -> tuple[Tree, Tensor]:
-    """Nonsense is silence: rows that are not finite, or not heard, become zeros. Leaves are laid end to end first,
-    because what this costs on a GPU is the number of operations.
-    """
-    flat = tree.flatten(rows)
-    kinds: dict[torch.dtype, list[str]] = {}
-    for path, leaf in flat.items():
-        kinds.setdefault(leaf.dtype, []).append(path)
-    joined = {kind: _end_to_end([flat[path] for path in paths]) for kind, paths in kinds.items()}
-    heard = heard & tree.finite({str(kind): leaf for kind, leaf in joined.items()}, rows=True).to(heard.device)
-    for kind, paths in kinds.items():
-        clean = torch.where(heard[:, None], joined[kind], joined[kind].new_zeros(()))
-        parts = clean.split([flat[path][0].numel() if len(heard) else 0 for path in paths], 1)
-        flat |= {path: part.view(flat[path].shape) for path, part in zip(paths, parts, strict=True)}
-    return tree.unflatten(flat), heard
+def _total(weight: Tensor, rows: Tensor) -> Tensor:
+    """The sum of all rows, each times its weight; what weighs nothing may be nonsense. Counts become fractions."""
+    rows = rows if rows.is_floating_point() else rows.float()
+    weight = weight.to(rows.dtype)
+    if (kernels := kernels_for(rows)) is not None:
+        total: Tensor = kernels.total(weight, rows)
+        return total
+    return weight @ torch.where(weight[:, None] != 0, rows, rows.new_zeros(()))
 
 
 def _end_to_end(leaves: list[Tensor]) -> Tensor:
-    """Rows of several leaves as rows of one matrix."""
-    flat = [leaf.reshape(len(leaf), -1) for leaf in leaves]
-    return flat[0] if len(flat) == 1 else torch.cat(flat, 1)
+    """Rows of several leaves as rows of one matrix; no copy is made where they lie so already, as `unravel` does it."""
+    flat = [leaf.flatten(1) if leaf.ndim > 1 else leaf[:, None] for leaf in leaves]
+    first, columns = flat[0], sum(part.shape[1] for part in flat)
+    end = first.storage_offset()
+    for part in flat:
+        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or part.stride() != (first.stride(0), 1) or part.storage_offset() != end:
+            return torch.cat(flat, 1)
+        end += part.shape[1]
+    return first.as_strided((len(first), columns), first.stride())

@@ -13,11 +13,15 @@ import zlib
 import torch
 from torch import Tensor
 
+from ..blocks import replaceable
+
 ROUNDS = 16
 """Swap-or-not rounds: enough that tests/test_shuffle.py cannot tell the result from a uniform permutation."""
 
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number; torch has no unsigned 64-bit arithmetic
-_FIRST, _SECOND = -4658895280553007687, -7723592293110705685
+CONSTANTS = -7046029254386353131, -4658895280553007687, -7723592293110705685
+"""SplitMix64's, as signed numbers (the first is 0x9E3779B97F4A7C15): torch has no unsigned 64-bit arithmetic."""
+
+_GOLDEN, _FIRST, _SECOND = CONSTANTS
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
@@ -71,6 +75,24 @@ def shuffled(place: Tensor, size: Tensor, key: Tensor) -> Tensor:
         swap = torch.maximum(place, partner) * multipliers[..., k] + pivots[..., k] < 0  # the sign is a random bit
         place = torch.where(swap, partner, place)
     return place
+
+
+@replaceable
+def draw(
+    count: Tensor, seed: Tensor, number: Tensor, client: Tensor, use: int, steps: int, size: int, passes: int | None
+) -> tuple[Tensor, Tensor]:
+    """Batches from shuffled passes over `count` examples (numbers without dimensions): what is where, [steps, size].
+
+    And what is real: places past the end of a pass, or past so many `passes`, are padding and name any example.
+    """
+    step = torch.arange(steps, device=count.device)
+    per_pass = ((count + size - 1) // size).clamp(min=1)
+    turn = step // per_pass  # which pass over the data
+    place = (step % per_pass)[:, None] * size + torch.arange(size, device=count.device)
+    real = place < count if passes is None else (place < count) & (turn < passes)[:, None]
+    key = mix(seed, number, client, use, turn)[:, None]
+    some = count.clamp(min=1)
+    return shuffled(torch.minimum(place, some - 1), some, key), real
 
 
 def sample(count: int, population: int, *key: int) -> Tensor:

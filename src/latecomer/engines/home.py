@@ -18,7 +18,7 @@ from ..alike import same
 from ..blocks import take
 from ..data.federation import SPLITS, Federation
 from ..data.rotate import turns
-from ..data.shuffle import lot, mix, normal, purpose, shuffled
+from ..data.shuffle import draw, lot, mix, normal, purpose
 from ..errors import DataError
 from ..task import Batch, labelled
 from ..tree import Tree
@@ -169,15 +169,9 @@ class DrawnBatches:
 
     def __init__(self, home: PackedHome, steps: int, size: int, name: str, passes: int | None) -> None:
         self.home, self.steps = home, steps
-        card, device = home._card, home._card.device
-        count = card[SIZE["train"]]
-        step = torch.arange(steps, device=device)
-        per_pass = ((count + size - 1) // size).clamp(min=1)
-        turn = step // per_pass  # which pass over the data
-        place = (step % per_pass)[:, None] * size + torch.arange(size, device=device)  # [steps, size]
-        self.real = place < count if passes is None else (place < count) & (turn < passes)[:, None]
-        key = mix(card[SEED], home._round, card[CLIENT], purpose(name), turn)[:, None]
-        place = shuffled(_within(place, count), count.clamp(min=1), key)
+        card = home._card
+        who = card[SIZE["train"]], card[SEED], home._round, card[CLIENT]
+        place, self.real = draw(*who, purpose(name), steps, size, passes)
         self.rows, self.y = home._homes.find(place, card, "train")  # [steps, size]
         self.weight = labelled(self.y, self.real)
         self.labelled = self.weight.any(-1)

@@ -18,6 +18,7 @@ from torch._C import _functorch
 from torch.overrides import TorchFunctionMode
 
 from .. import blocks
+from ..data import shuffle
 from . import fused
 from .convolve import convolve
 
@@ -27,7 +28,16 @@ DENSEST = 2**18  # weights of a linear layer that the kernels are made for; beyo
 LARGEST_LOSS = 2**13  # numbers that the kernel of the loss holds at once
 LARGEST_GROUP = 2**14  # numbers of a group that the kernel of GroupNorm holds at once
 LARGEST_BATCH = 128  # laying out windows takes memory, and larger batches keep a grouped convolution busy anyway
-BLOCKS = (blocks.stage, blocks.dense, blocks.cross_entropy, blocks.move, blocks.norm, blocks.split, blocks.take)
+BLOCKS = (
+    blocks.stage,
+    blocks.dense,
+    blocks.norm,
+    blocks.cross_entropy,
+    blocks.move,
+    blocks.split,
+    blocks.take,
+    shuffle.draw,
+)
 
 
 def rerouted(function: Callable[..., T]) -> Callable[..., T]:
@@ -81,11 +91,14 @@ class Reroute(TorchFunctionMode):
                 if first.dtype == torch.uint8 and _on_gpu(second) and args[2].dtype == torch.float32
                 else None
             )
+        if function is shuffle.draw:
+            return fused.draw if _on_gpu(first) else None
         if function is blocks.split:  # it is the way back that has a kernel
             return fused.split if tracked(first) and first.dtype == torch.float32 and _has_triton(first) else None
         if function is blocks.move:  # at first all may begin from the same weights, and only directions differ
-            numbers = all(isinstance(rate, float | int) for rate in args[4:])
-            free = numbers and has_kernels(second) and not any(tracked(value) for value in args[:4])
+            tensors, rates = (*args[:3], *args[7:]), args[3:7]
+            numbers = all(isinstance(rate, float | int) for rate in rates)
+            free = numbers and has_kernels(args[7]) and not any(tracked(value) for value in tensors)
             return fused.move if free else None
         if not has_kernels(first):
             return None

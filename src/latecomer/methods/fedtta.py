@@ -87,7 +87,7 @@ class FedTTA(KeepsOwnModel):
         slope = learn.mean_gradient(lambda model, batch: self.judgement(model, judge, batch), own, batches)
         weights = tree.ravel(own)
         weights, _ = self.inner.move(
-            weights, tree.ravel(slope, like=own), torch.zeros_like(weights), home.all().real.any()
+            weights, [tree.ravel(slope, like=own)], torch.zeros_like(weights), home.all().real.any()
         )
         return tree.unravel(weights, own)
 

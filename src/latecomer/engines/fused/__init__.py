@@ -3,6 +3,19 @@
 from .convolution import convolve, pool, stage, wide
 from .norm import norm
 from .rows import kernels
-from .training import cross_entropy, dense, move, split, take
+from .training import cross_entropy, dense, draw, move, split, take
 
-__all__ = ["convolve", "cross_entropy", "dense", "kernels", "move", "norm", "pool", "split", "stage", "take", "wide"]
+__all__ = [
+    "convolve",
+    "cross_entropy",
+    "dense",
+    "draw",
+    "kernels",
+    "move",
+    "norm",
+    "pool",
+    "split",
+    "stage",
+    "take",
+    "wide",
+]

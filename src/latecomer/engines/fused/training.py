@@ -26,15 +26,21 @@ def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def move(weights: Tensor, direction: Tensor, velocity: Tensor, moving: Tensor, *rates: float) -> tuple[Tensor, Tensor]:
-    after = _Move.apply(weights[None], direction[None], velocity[None], moving[None], *rates)  # type: ignore[no-untyped-call]
-    momentum = rates[1]
+def move(weights: Tensor, velocity: Tensor, moving: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    momentum, (rates, slopes) = rest[1], (rest[:4], rest[4:])
+    parts = [slope[None] for slope in slopes]
+    after = _Move.apply(weights[None], velocity[None], moving[None], *rates, *parts)  # type: ignore[no-untyped-call]
     return after[0].squeeze(0), after[1].squeeze(0) if momentum else velocity
 
 
 def split(vector: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     parts = _Split.apply(vector[None], tuple(sizes))  # type: ignore[no-untyped-call]
     return tuple(part.squeeze(0) for part in parts)
+
+
+def draw(count: Tensor, seed: Tensor, number: Tensor, client: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
+    drawn = _Draw.apply(count[None], seed[None], number[None], client[None], *how)  # type: ignore[no-untyped-call]
+    return drawn[0].squeeze(0), drawn[1].squeeze(0)
 
 
 def take(x: Tensor, which: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -162,6 +168,17 @@ class _Join(Rows):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, ...]:
         parts: tuple[Tensor, ...] = slope.split(ctx.sizes, 1)
         return parts
+
+
+class _Draw(Rows):
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        place, real = rows.kernels().draw(*inputs)
+        return place, real
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.mark_non_differentiable(*output)
 
 
 class _Take(torch.autograd.Function):

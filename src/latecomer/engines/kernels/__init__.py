@@ -2,9 +2,10 @@
 
 from .convolution import back, forward, stage
 from .dense import dense, dense_by_weight, dense_by_x
+from .drawing import draw
 from .norm import norm, norm_back
 from .pooling import pool, unpool
-from .training import adam, cross_entropy, cross_entropy_slope, join, move, take
+from .training import adam, cross_entropy, cross_entropy_slope, join, move, take, total
 from .wide import back as wide_back
 from .wide import forward as wide_forward
 
@@ -16,6 +17,7 @@ __all__ = [
     "dense",
     "dense_by_weight",
     "dense_by_x",
+    "draw",
     "forward",
     "join",
     "move",
@@ -24,6 +26,7 @@ __all__ = [
     "pool",
     "stage",
     "take",
+    "total",
     "unpool",
     "wide_back",
     "wide_forward",

@@ -14,6 +14,7 @@ or 4 where ReLU cut it off). Slopes then stay as small as what was kept, and the
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -35,9 +36,31 @@ class Tile(NamedTuple):
     warps: int
     stages: int
 
+    def within(self, room: int) -> Tile:
+        """The same, with as many stages as fit into so many bytes of shared memory."""
+        each = 4 * self.terms * (self.squares + 4 * self.filters)
+        return self._replace(stages=max(1, min(self.stages, room // each)))
 
-FORWARD, BACK, FILTERS = Tile(64, 32, 32, 4, 3), Tile(64, 32, 32, 4, 3), Tile(16, 128, 16, 2, 3)
+
 BUSY = 480  # programs that keep a GPU busy; a sum over all places of all images is split into parts to have as many
+
+
+def forward_tile(filters: int) -> Tile:
+    """These and the next two by measurement on an H200."""
+    if filters <= 16:
+        return Tile(128, 16, 16, 4, 3)
+    return Tile(128, 16, 32, 8, 4) if filters <= 32 else Tile(128, 32, 64, 8, 4)
+
+
+def back_tile(channels: int) -> Tile:
+    return Tile(64, 32, 16, 4, 4) if channels <= 16 else Tile(128, 32, 32, 8, 3)
+
+
+def filters_tile(filters: int, terms: int) -> Tile:
+    """For windows of so many numbers: if one program holds a whole window, it may as well serve more filters."""
+    if terms <= 128 and filters > 16:
+        return Tile(16, 128, 32, 4, 4)
+    return Tile(16, 128 if terms <= 128 or terms % 128 == 0 else 64, 16, 2, 3)
 
 
 @triton.jit
@@ -106,63 +129,54 @@ def _by_weight(
     block, bank = tl.program_id(0) // BANKS, tl.program_id(0) % BANKS
     k = block * TERMS + tl.arange(0, TERMS)
     filt = bank * OUT + tl.arange(0, OUT)
+    spot = tl.arange(0, 4)[:, None, None]
     begin = tl.program_id(2) * each
     end = tl.minimum(begin + each, size * rows * columns)
-    zero = tl.zeros((OUT, TERMS), tl.float32)
-    total0, total1, total2, total3 = zero, zero, zero, zero
-    bias = tl.zeros((OUT,), tl.float32)
+    total = tl.zeros((4 * OUT, TERMS), tl.float32)
+    slopes = tl.zeros((4 * OUT, SQUARES), tl.float32)
     for first in range(begin, end, SQUARES):
         square = first + tl.arange(0, SQUARES)
-        there = (square < end)[:, None]
+        there = square < end
         image, row, column = square // (rows * columns), square % (rows * columns) // columns, square % columns
         corner = ((image * height + row * sy) * width + column * sx) * PITCH
-        good = there & (k < terms)[None, :]
+        good = there[:, None] & (k < terms)[None, :]
         if ragged:
             good = good & ((row * sy)[:, None] + (k // line)[None, :] < height)
             good = good & ((column * sx)[:, None] + (k % line // PITCH)[None, :] < width)
         seen = tl.load(x + corner[:, None] + (k // line * (width * PITCH) + k % line)[None, :], mask=good, other=0.0)
-        image, row, column, good = image[:, None], row[:, None], column[:, None], there & (filt < outputs)[None, :]
         if pooled:
-            error = tl.load(
-                slope + image * image_apart + filt[None, :] * channel_apart + row * y_apart + column * x_apart,
-                mask=good, other=0.0,
-            )  # fmt: skip
-            which = tl.load(
-                code + ((image * down + row) * across + column) * outputs + filt[None, :], mask=good, other=4
-            )
-            error0, error1 = tl.where(which == 0, error, 0.0), tl.where(which == 1, error, 0.0)
-            error2, error3 = tl.where(which == 2, error, 0.0), tl.where(which == 3, error, 0.0)
+            good = (filt < outputs)[:, None] & there[None, :]
+            at = image * image_apart + row * y_apart + column * x_apart
+            error = tl.load(slope + filt[:, None] * channel_apart + at[None, :], mask=good, other=0.0)
+            at = ((image * down + row) * across + column) * outputs
+            which = tl.load(code + at[None, :] + filt[:, None], mask=good, other=4)
+            errors = tl.where(which[None, :, :] == spot, error[None, :, :], 0.0)
         else:
-            at = slope + image * image_apart + filt[None, :] * channel_apart + 2 * row * y_apart + 2 * column * x_apart
-            low, right = good & (2 * row + 1 < down), 2 * column + 1 < across
-            error0 = tl.load(at, mask=good, other=0.0)
-            error1 = tl.load(at + x_apart, mask=good & right, other=0.0)
-            error2 = tl.load(at + y_apart, mask=low, other=0.0)
-            error3 = tl.load(at + y_apart + x_apart, mask=low & right, other=0.0)
-        total0 = tl.dot(tl.trans(error0), seen, total0, input_precision=precision)
-        total1 = tl.dot(tl.trans(error1), seen, total1, input_precision=precision)
-        total2 = tl.dot(tl.trans(error2), seen, total2, input_precision=precision)
-        total3 = tl.dot(tl.trans(error3), seen, total3, input_precision=precision)
-        bias += tl.sum(error0 + error1 + error2 + error3, 0)
+            y, x_ = 2 * row[None, None, :] + spot // 2, 2 * column[None, None, :] + spot % 2
+            good = (filt < outputs)[None, :, None] & there[None, None, :] & (y < down) & (x_ < across)
+            at = image[None, None, :] * image_apart + filt[None, :, None] * channel_apart + y * y_apart + x_ * x_apart
+            errors = tl.load(slope + at, mask=good, other=0.0)
+        errors = tl.reshape(errors, (4 * OUT, SQUARES))
+        total = tl.dot(errors, seen, total, input_precision=precision)
+        slopes += errors
     part = net * tl.num_programs(2) + tl.program_id(2)
-    at = (part * 4 * outputs + filt)[:, None] * terms + k[None, :]
-    good = (filt < outputs)[:, None] & (k < terms)[None, :]
-    tl.store(out + at, total0, mask=good)
-    tl.store(out + at + outputs * terms, total1, mask=good)
-    tl.store(out + at + 2 * outputs * terms, total2, mask=good)
-    tl.store(out + at + 3 * outputs * terms, total3, mask=good)
+    n = tl.arange(0, 4 * OUT)
+    own = bank * OUT + n % OUT
+    at = ((part * 4 + n // OUT) * outputs + own)[:, None] * terms + k[None, :]
+    tl.store(out + at, total, mask=(own < outputs)[:, None] & (k < terms)[None, :])
     if block == 0:
+        bias = tl.sum(tl.reshape(tl.sum(slopes, 1), (4, OUT)), 0)
         tl.store(out_bias + part * outputs + filt, bias, mask=filt < outputs)
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-    out, _ = _convolve(images(x, padding), weight, bias, stride, FORWARD)
+    out, _ = _convolve(images(x, padding), weight, bias, stride, forward_tile(weight.shape[1]))
     return out
 
 
 def stage(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
     """Convolution, ReLU and max pooling over 2x2: what is kept, and the code that says where it was."""
-    return _convolve(images(x, padding), weight, bias, stride, FORWARD, pooled=True)
+    return _convolve(images(x, padding), weight, bias, stride, forward_tile(weight.shape[1]), pooled=True)
 
 
 def back(
@@ -175,7 +189,7 @@ def back(
     if not needs_x:
         return x.new_empty(len(x), 0), by_weight, by_bias
     error = framed(slope, code, (x.shape[-2], x.shape[-1]), (weight.shape[-2], weight.shape[-1]), stride, padding)
-    by_x, _ = _convolve(error, weight, None, (1, 1), BACK, turned=True)
+    by_x, _ = _convolve(error, weight, None, (1, 1), back_tile(weight.shape[2]), turned=True)
     return by_x, by_weight, by_bias
 
 
@@ -185,6 +199,7 @@ def _convolve(
     """Of images [rows, size, height, width, pitch]; turned, by the filters of the way back."""
     nets, size, height, width, pitch = x.shape
     outputs, shape = weight.shape[2 if turned else 1], tuple(weight.shape[-2:])
+    tile = tile.within(_shared_memory(x.device))
     down, across = places((height, width), shape, stride)
     rows, columns = (down // 2, across // 2) if pooled else (triton.cdiv(down, 2), triton.cdiv(across, 2))
     filters = four(weight, stride, turned)
@@ -209,11 +224,13 @@ def _filters_back(x: Tensor, slope: Tensor, code: Tensor | None, shape: Any, str
     pooled = code is not None
     down, across = slope.shape[-2:]
     rows, columns = (down, across) if pooled else (triton.cdiv(down, 2), triton.cdiv(across, 2))
-    tile, block = FILTERS, _block(outputs, FILTERS.filters)
-    banks = triton.cdiv(outputs, block)
     window = high + stride[0], wide + stride[1], pitch
-    programs = banks * triton.cdiv(window[0] * window[1] * pitch, tile.terms)
-    splits = min(64, max(4, triton.next_power_of_2(triton.cdiv(BUSY, programs * nets))))
+    terms = window[0] * window[1] * pitch
+    tile = filters_tile(outputs, terms)
+    block = _block(outputs, tile.filters)
+    banks = triton.cdiv(outputs, block)
+    programs = banks * triton.cdiv(terms, tile.terms)
+    splits = min(64, triton.next_power_of_2(triton.cdiv(BUSY, programs * nets)))
     each = triton.cdiv(triton.cdiv(size * rows * columns, splits), tile.squares) * tile.squares
     out, bias = x.new_empty(nets, splits, 4, outputs, *window), x.new_empty(nets, splits, outputs)
     ragged = not pooled and (down % 2 > 0 or across % 2 > 0)
@@ -224,6 +241,14 @@ def _filters_back(x: Tensor, slope: Tensor, code: Tensor | None, shape: Any, str
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return fold(out, bias, channels, (high, wide), stride)
+
+
+@lru_cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that one program may have."""
+    if device.type != "cuda":  # Triton's interpreter
+        return 2**18
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 2**16))
 
 
 def _lines(filters: Tensor) -> Pair:

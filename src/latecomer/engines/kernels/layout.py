@@ -1,6 +1,7 @@
 """How kernels want images and filters to lie in memory: a pixel's channels side by side, padded to a multiple of four.
 
-Then a line of a window lies in one piece and is read four numbers at a time.
+Then a line of a window lies in one piece and is read four numbers at a time. Up to three channels are not padded: fewer
+numbers are worth more.
 """
 
 from __future__ import annotations
@@ -59,12 +60,13 @@ def _fold(
     high: tl.constexpr, wide: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, PITCH: tl.constexpr,
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sum over parts and corners, in the order of ordinary filters; behind them, the bias."""
+    """The sum over parts and corners, as ordinary filters; behind them, the bias. Read in the order of the parts."""
     net = tl.program_id(1).to(tl.int64)
     count: tl.constexpr = outputs * channels * high * wide
     each: tl.constexpr = outputs * (high + sy) * (wide + sx) * PITCH
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x, y, channel, filt = at % wide, at // wide % high, at // (wide * high) % channels, at // (wide * high * channels)
+    channel, x, y = at % channels, at // channels % wide, at // (channels * wide) % high
+    filt = at // (channels * wide * high)
     place = ((filt * (high + sy) + y) * (wide + sx) + x) * PITCH + channel
     total = tl.zeros((BLOCK,), tl.float32)
     tail = tl.zeros((BLOCK,), tl.float32)
@@ -79,7 +81,8 @@ def _fold(
             total += tl.sum(found, 0)
         behind = ((at >= count) & (at < count + outputs))[None, :]
         tail += tl.sum(tl.load(bias + part * outputs + (at - count)[None, :], mask=there & behind, other=0.0), 0)
-    tl.store(out + net * count + at, total, mask=at < count)
+    to = ((filt * channels + channel) * high + y) * wide + x
+    tl.store(out + net * count + to, total, mask=at < count)
     tl.store(out_bias + net * outputs + at - count, tail, mask=(at >= count) & (at < count + outputs))
 
 
@@ -154,7 +157,7 @@ def fold(parts: Tensor, bias: Tensor, channels: int, shape: Pair, stride: Pair) 
     out, total = parts.new_empty(nets, outputs, channels, *shape), parts.new_empty(nets, outputs)
     block = 128
     _fold[(triton.cdiv(out[0].numel() + outputs, block), nets)](
-        parts, bias, out, total, splits, outputs, channels, *shape, *stride, parts.shape[-1], 8, block
+        parts, bias, out, total, splits, outputs, channels, *shape, *stride, parts.shape[-1], min(8, splits), block
     )
     return out, total
 
@@ -185,7 +188,7 @@ def places(sides: Any, shape: Any, stride: Pair) -> Pair:
 
 def pitch(channels: int) -> int:
     """How far apart pixels lie."""
-    return channels if channels <= 2 else triton.cdiv(channels, 4) * 4
+    return channels if channels <= 3 else triton.cdiv(channels, 4) * 4
 
 
 def rows_apart(rows: Tensor) -> Tensor:

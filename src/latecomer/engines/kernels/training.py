@@ -11,6 +11,8 @@ from torch import Tensor
 
 from .layout import pitch, rows_apart
 
+MOST_PARTS = 24  # of a gradient that a step reads from where they are; more are laid end to end first
+
 
 @triton.jit
 def _take(
@@ -56,28 +58,49 @@ def _cross_entropy(
 
 
 @triton.jit
-def _squares(direction, out, count: tl.constexpr, BLOCK: tl.constexpr):
+def _joined(parts, aparts, net, first, starts: tl.constexpr, BLOCK: tl.constexpr):
+    """A row of several matrices that are laid end to end: BLOCK numbers from `first` on."""
+    at = first + tl.arange(0, BLOCK)
+    value = tl.zeros((BLOCK,), tl.float32)
+    for k in tl.static_range(len(parts)):
+        if (first < starts[k + 1]) & (first + BLOCK > starts[k]):
+            here = (at >= starts[k]) & (at < starts[k + 1])
+            found = tl.load(parts[k] + net * aparts[k] + at - starts[k], mask=here, other=0.0)
+            value = tl.where(here, found, value)
+    return value
+
+
+@triton.jit
+def _join(parts, aparts, out, starts: tl.constexpr, total: tl.constexpr, BLOCK: tl.constexpr):
     net = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(direction + net * count + at, mask=at < count, other=0.0)
+    first = tl.program_id(0) * BLOCK
+    at = first + tl.arange(0, BLOCK)
+    tl.store(out + net * total + at, _joined(parts, aparts, net, first, starts, BLOCK), mask=at < total)
+
+
+@triton.jit
+def _squares(parts, aparts, out, starts: tl.constexpr, BLOCK: tl.constexpr):
+    net = tl.program_id(1).to(tl.int64)
+    value = _joined(parts, aparts, net, tl.program_id(0) * BLOCK, starts, BLOCK)
     tl.store(out + net * tl.num_programs(0) + tl.program_id(0), tl.sum(value * value, 0))
 
 
 @triton.jit
 def _move(
-    weights, direction, velocity, moving, squares, out, out_velocity, lr, momentum, decay, clip, weights_apart,
-    count: tl.constexpr, parts: tl.constexpr, clips: tl.constexpr, runs: tl.constexpr,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    parts, aparts, weights, velocity, moving, squares, out, out_velocity, lr, momentum, decay, clip, weights_apart,
+    starts: tl.constexpr, count: tl.constexpr, blocks: tl.constexpr, clips: tl.constexpr, runs: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     net = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.program_id(0) * BLOCK
+    at = first + tl.arange(0, BLOCK)
     good = at < count
     weight = tl.load(weights + net * weights_apart + at, mask=good, other=0.0)
+    step = _joined(parts, aparts, net, first, starts, BLOCK)
     at += net * count
-    step = tl.load(direction + at, mask=good, other=0.0)
     if clips:
-        part = tl.arange(0, PARTS)
-        norm = tl.sqrt(tl.sum(tl.load(squares + net * parts + part, mask=part < parts, other=0.0), 0))
+        block = tl.arange(0, BLOCKS)
+        norm = tl.sqrt(tl.sum(tl.load(squares + net * blocks + block, mask=block < blocks, other=0.0), 0))
         factor = clip / (norm + 1e-6)
         step *= tl.where(factor > 1.0, 1.0, factor)  # so written, NaN stays NaN
     step += decay * weight
@@ -90,17 +113,16 @@ def _move(
 
 
 @triton.jit
-def _join(parts, aparts, out, starts: tl.constexpr, total: tl.constexpr, BLOCK: tl.constexpr):
-    net = tl.program_id(1).to(tl.int64)
-    first = tl.program_id(0) * BLOCK
-    at = first + tl.arange(0, BLOCK)
-    value = tl.zeros((BLOCK,), tl.float32)
-    for k in tl.static_range(len(parts)):
-        if (first < starts[k + 1]) & (first + BLOCK > starts[k]):
-            here = (at >= starts[k]) & (at < starts[k + 1])
-            found = tl.load(parts[k] + net * aparts[k] + at - starts[k], mask=here, other=0.0)
-            value = tl.where(here, found, value)
-    tl.store(out + net * total + at, value, mask=at < total)
+def _total(weight, rows, out, count, columns, apart, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, count, ROWS):
+        row = first + tl.arange(0, ROWS)
+        share = tl.load(weight + row, mask=row < count, other=0.0)
+        good = (share != 0)[:, None] & (at < columns)[None, :]
+        found = tl.load(rows + row.to(tl.int64)[:, None] * apart + at[None, :], mask=good, other=0.0)
+        total += tl.sum(share[:, None] * found, 0)
+    tl.store(out + at, total, mask=at < columns)
 
 
 @triton.jit
@@ -155,41 +177,56 @@ def _entropy(logits: Tensor, y: Tensor, weight: Tensor, above: Tensor, out: Tens
 
 def move(
     weights: Tensor,
-    direction: Tensor,
     velocity: Tensor,
     moving: Tensor,
     lr: float,
     momentum: float,
     decay: float,
     clip: float,
+    *slopes: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """A step of SGD of weights [rows, count]: clipped, with decay and momentum; rows that are not moving stay.
 
-    Without momentum there is no velocity: then none comes back.
+    The gradient comes in parts. Without momentum there is no velocity: then none comes back.
     """
-    weights, direction, velocity = rows_apart(weights), direction.contiguous(), velocity.contiguous()
+    weights, velocity = rows_apart(weights), velocity.contiguous()
     nets, count = weights.shape
     block = 2048
-    parts = triton.cdiv(count, block)
-    squares = weights.new_empty(nets, parts)
+    blocks = triton.cdiv(count, block)
+    parts, aparts, starts = _ends((join(*slopes),) if len(slopes) > MOST_PARTS else slopes)
+    squares = weights.new_empty(nets, blocks)
     if clip:
-        _squares[(parts, nets)](direction, squares, count, block)
-    out, after = torch.empty_like(direction), torch.empty_like(velocity if momentum else velocity[:, :0])
-    _move[(parts, nets)](
-        weights, direction, velocity, moving.contiguous(), squares, out, after, lr, momentum, decay, clip,
-        weights.stride(0), count, parts, clip > 0, momentum > 0, block, triton.next_power_of_2(parts),
+        _squares[(blocks, nets)](parts, aparts, squares, starts, block)
+    out, after = weights.new_empty(nets, count), torch.empty_like(velocity if momentum else velocity[:, :0])
+    _move[(blocks, nets)](
+        parts, aparts, weights, velocity, moving.contiguous(), squares, out, after, lr, momentum, decay, clip,
+        weights.stride(0), starts, count, blocks, clip > 0, momentum > 0, block, triton.next_power_of_2(blocks),
     )  # fmt: skip
     return out, after
 
 
 def join(*parts: Tensor) -> Tensor:
     """Rows of several matrices end to end, as `cat` does, which is slow where sizes differ much."""
-    apart = [rows_apart(part) for part in parts]
-    starts = (0, *accumulate(part.shape[1] for part in parts))
+    apart, aparts, starts = _ends(parts)
     out = parts[0].new_empty(len(parts[0]), starts[-1])
     block = 1024
-    grid = (triton.cdiv(starts[-1], block), len(out))
-    _join[grid](tuple(apart), tuple(part.stride(0) for part in apart), out, starts, starts[-1], block)
+    _join[(triton.cdiv(starts[-1], block), len(out))](apart, aparts, out, starts, starts[-1], block)
+    return out
+
+
+def _ends(parts: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int, ...], tuple[int, ...]]:
+    """Matrices whose rows are to be laid end to end, how far apart the rows of each lie, and where each begins."""
+    apart = tuple(rows_apart(part) for part in parts)
+    starts = tuple(accumulate((part.shape[1] for part in parts), initial=0))
+    return apart, tuple(part.stride(0) for part in apart), starts
+
+
+def total(weight: Tensor, rows: Tensor) -> Tensor:
+    """The sum of rows, each times its weight; rows that weigh nothing are not looked at."""
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    count, columns = rows.shape
+    out, block = rows.new_empty(columns), 256
+    _total[(triton.cdiv(columns, block),)](weight.contiguous(), rows, out, count, columns, rows.stride(0), 8, block)
     return out
 
 
