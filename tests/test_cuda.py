@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad, vmap
 
-from latecomer import Federation, make_task, methods, tree
+from latecomer import Federation, blocks, make_task, methods, tree
 from latecomer.clients import Clients
 from latecomer.data.shuffle import draw, purpose
 from latecomer.engines import ahead, graphs
@@ -156,11 +156,26 @@ def test_kernels_compiled_side_by_side_change_nothing(tmp_path: Path, monkeypatc
         assert all(torch.equal(leaf, found[path]) for path, leaf in expected.items())
 
 
-@pytest.mark.parametrize("outputs", [5, 16, 40, WIDEST + 6], ids=["5", "16", "40", "too wide for kernels"])
-@pytest.mark.parametrize(("stride", "padding"), [((1, 1), (0, 0)), ((2, 1), (2, 1))])
-def test_mapped_convolutions_equal_torchs(stride: tuple[int, int], padding: tuple[int, int], outputs: int) -> None:
+FILTERS = {
+    "5": (5, 18, 5, 3),
+    "16": (16, 18, 5, 3),
+    "40": (40, 18, 5, 3),
+    "many channels": (WIDEST + 86, 18, 5, 3),
+    "a pixel of many channels": (WIDEST, 70, 1, 1),
+    "too few channels for that many filters": (WIDEST + 6, 3, 5, 3),
+}
+
+
+@pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
+@pytest.mark.parametrize(
+    ("stride", "padding"), [((1, 1), (0, 0)), ((1, 1), (1, 1)), ((2, 2), (1, 1)), ((2, 1), (2, 1))]
+)
+def test_mapped_convolutions_equal_torchs(
+    stride: tuple[int, int], padding: tuple[int, int], filters: tuple[int, ...]
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    shapes = [(3, 4, 18, 13, 12), (3, outputs, 18, 5, 3), (3, outputs)]
+    padding = min(padding[0], filters[2] - 1), min(padding[1], filters[3] - 1)
+    shapes = [(3, 4, filters[1], 13, 12), (3, *filters), (3, filters[0])]
     x, weight, bias = (torch.randn(*shape, generator=generator).to(CUDA) for shape in shapes)
 
     def energy(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -174,6 +189,29 @@ def test_mapped_convolutions_equal_torchs(stride: tuple[int, int], padding: tupl
         exact = slopes(x.double(), weight.double(), bias.double())
         found = rerouted(slopes)(x, weight, bias)
         again = rerouted(slopes)(x, weight, bias)
+        for true, ours, more in zip(exact, found, again, strict=True):
+            torch.testing.assert_close(ours.double(), true, atol=1e-5, rtol=1e-3)
+            assert torch.equal(ours, more), "sums have a fixed order"
+
+
+@pytest.mark.parametrize(("channels", "groups", "side"), [(64, 8, 32), (512, 32, 4), (320, 32, 3), (24, 3, 1)])
+@pytest.mark.parametrize(("short", "relu"), [(False, False), (False, True), (True, True)])
+def test_mapped_group_norms_equal_torchs(channels: int, groups: int, side: int, short: bool, relu: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 2, channels, side, side), (3, channels), (3, channels), (3, 2, channels, side, side)]
+    inputs = [torch.randn(*shape, generator=generator).to(CUDA) for shape in shapes]
+
+    def energy(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = blocks.norm(x, weight, bias, other if short else None, groups, 1e-5, relu)
+        return out.square().mean() + other.square().mean()
+
+    def steepness(*inputs: torch.Tensor) -> torch.Tensor:
+        return torch.stack([slope.sin().sum() for slope in grad(energy, argnums=(0, 1, 2, 3))(*inputs)]).sum()
+
+    for function in (energy, steepness):
+        slopes = vmap(grad(function, argnums=(0, 1, 2, 3)))
+        exact = slopes(*(value.double() for value in inputs))
+        found, again = (rerouted(slopes)(*inputs) for _ in range(2))
         for true, ours, more in zip(exact, found, again, strict=True):
             torch.testing.assert_close(ours.double(), true, atol=1e-5, rtol=1e-3)
             assert torch.equal(ours, more), "sums have a fixed order"
@@ -246,13 +284,14 @@ def test_out_of_memory_says_which_chunk_fits_and_auto_finds_it() -> None:
 @pytest.mark.parametrize("name", ["conv4", "resnet18", "mobilenet", "lstm"])
 def test_models_train_alike_on_both_devices(name: str) -> None:
     federation = texts() if name == "lstm" else images()
-    method = methods.get("fedavg")(task=make_task(federation, MODELS[name]), clients=6, members=5, lr=0.01, batch=16)
+    task = make_task(federation, MODELS[name])
+    method = methods.get("fedavg")(task=task, clients=6, members=5, lr=0.01, batch=64)  # one step: more wander apart
     rounds = graphs.EAGER_CALLS + 2
     expected = replies(Vector(method, [federation]), method, rounds)
     found = replies(Vector(method, [federation], CUDA), method, rounds)
     for here, there in zip(expected, found, strict=True):
         for path, leaf in here.items():
-            assert float((leaf - there[path]).norm()) < 0.05 * float(leaf.norm()) + 1e-4, path
+            assert float((leaf - there[path]).norm()) < 0.02 * float(leaf.norm()) + 1e-5, path
 
 
 def texts(clients: int = 6, each: int = 40) -> Federation:

@@ -57,6 +57,12 @@ def back(
     return by_x if needs_x else x.new_empty(len(x), 0), by_weight, slope.sum((1, 3, 4))
 
 
+def wide_back(slope: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *rest, needs_bias = inputs
+    by_x, by_weight, by_bias = back(slope, None, *rest)
+    return by_x, by_weight, by_bias if needs_bias else by_bias[:, :0]
+
+
 def unpool(x: Tensor, slope: Tensor, side: int) -> Tensor:
     _, which = F.max_pool2d(x.flatten(0, -4), side, return_indices=True)
     return F.max_unpool2d(slope.flatten(0, -4), which, side, output_size=x.shape[-2:]).view_as(x)
@@ -71,10 +77,26 @@ def cross_entropy_slope(logits: Tensor, y: Tensor, weight: Tensor, above: Tensor
     return slopes * above[:, None, None]
 
 
+def norm_back(
+    slope: Tensor, gate: Tensor | None, x: Tensor, weight: Tensor, groups: int, epsilon: float, needs_passed: bool
+) -> tuple[Tensor, ...]:
+    def one(slope: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return F.group_norm(x, groups, weight, bias, epsilon)
+
+        by_x, by_weight, by_bias = torch.func.vjp(layer, x, weight, torch.zeros_like(weight))[1](slope)
+        return by_x, slope if needs_passed else slope.flatten()[:0], by_weight, by_bias
+
+    parts = zip(*(one(*row) for row in zip(gated(slope, gate), x, weight, strict=True)), strict=True)
+    return tuple(torch.stack(part) for part in parts)
+
+
 PLAIN = SimpleNamespace(
     forward=lambda x, weight, bias, *how: each(lambda x, w, b: F.conv2d(x, w, b, *how), x, weight, bias),
     stage=stage,
     back=back,
+    wide_forward=lambda x, weight, bias, *how: each(lambda x, w, b: F.conv2d(x, w, b, *how), x, weight, bias),
+    wide_back=wide_back,
     pool=lambda x, side: F.max_pool2d(x.flatten(0, -4), side).unflatten(0, x.shape[:-3]),
     unpool=unpool,
     dense=lambda x, weight, bias, relu: (
@@ -89,6 +111,10 @@ PLAIN = SimpleNamespace(
     ),
     draw=lambda *inputs: vmap(lambda *rows: shuffle.draw.__wrapped__(*rows, *inputs[4:]))(*inputs[:4]),
     take=lambda *inputs: blocks.take.__wrapped__(*inputs),
+    norm=lambda x, weight, bias, other, *how: each(
+        lambda x, w, b, o: blocks.norm.__wrapped__(x, w, b, o, *how), x, weight, bias, other
+    ),
+    norm_back=norm_back,
     join=lambda *parts: torch.cat(parts, 1),
 )
 
@@ -130,6 +156,28 @@ def test_gradients_of_gradients() -> None:
     second = vmap(grad(steepness, argnums=(0, 1, 2)))
     for expected, found in zip(second(X, WEIGHT, BIAS), rerouted(second)(X, WEIGHT, BIAS), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("side", [1, 3])
+def test_many_channels(side: int, stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PLAIN, "forward", lambda *_: pytest.fail("these kernels are for few channels"))
+    monkeypatch.setattr(PLAIN, "back", lambda *_: pytest.fail("these kernels are for few channels"))
+    x = torch.randn(2, 2, 16, 5, 6, generator=GENERATOR, dtype=torch.float64)
+    weight = torch.randn(2, 96, 16, side, side, generator=GENERATOR, dtype=torch.float64)
+    bias = torch.randn(2, 96, generator=GENERATOR, dtype=torch.float64)
+
+    def wave(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.conv2d(x, weight, bias, stride, side // 2).sin().sum()
+
+    def steepness(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        slopes = *grad(wave, argnums=(0, 1, 2))(x, weight, bias), grad(wave, argnums=1)(x, weight, None)
+        return torch.stack([slope.square().sum() for slope in slopes]).sum()
+
+    for function in (wave, steepness):
+        slopes = vmap(grad(function, argnums=(0, 1, 2)))
+        for expected, found in zip(slopes(x, weight, bias), rerouted(slopes)(x, weight, bias), strict=True):
+            torch.testing.assert_close(found, expected)
 
 
 def test_nested_maps() -> None:
@@ -175,7 +223,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         original = getattr(fused, name)
         return lambda *inputs, **more: (names.append(name), original(*inputs, **more))[1]
 
-    for name in ("stage", "dense", "cross_entropy", "move", "split", "take", "draw"):
+    for name in ("stage", "dense", "cross_entropy", "move", "split", "take", "draw", "norm"):
         monkeypatch.setattr(reroute.fused, name, noted(name))
     return names
 
@@ -284,3 +332,26 @@ def test_gradients_laid_end_to_end(shared: bool, used: list[str]) -> None:
         inputs = (vector[0] if shared else vector, x)
         torch.testing.assert_close(rerouted(slopes)(*inputs), slopes(*inputs))
     assert "split" in used
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+def test_normalised_groups(short: bool, relu: bool, used: list[str]) -> None:
+    x, other = torch.randn(2, 3, 4, 8, 3, 3, generator=GENERATOR, dtype=torch.float64).unbind()
+    weight, bias = torch.randn(2, 3, 8, generator=GENERATOR, dtype=torch.float64).unbind()
+
+    def wave(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor) -> Tensor:
+        out: Tensor = blocks.norm(x, weight, bias, other.sin() if short else None, 2, 1e-5, relu)
+        return out.sin().sum()
+
+    which = (0, 1, 2) + (3,) * short
+
+    def steepness(*inputs: Tensor) -> Tensor:
+        return torch.stack([slope.square().sum() for slope in grad(wave, argnums=which)(*inputs)]).sum()
+
+    for function in (wave, steepness):
+        slopes = vmap(grad(function, argnums=which))
+        inputs = (x, weight, bias, other)
+        for expected, found in zip(slopes(*inputs), rerouted(slopes)(*inputs), strict=True):
+            torch.testing.assert_close(found, expected)
+    assert set(used) == {"norm"}

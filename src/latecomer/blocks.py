@@ -45,6 +45,18 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 @replaceable
+def norm(
+    x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, groups: int, epsilon: float, relu: bool
+) -> Tensor:
+    """GroupNorm; then what a short cut brings is added, and ReLU follows, each if asked for."""
+    out = F.group_norm(
+        x.contiguous(), groups, weight, bias, epsilon
+    )  # with channels last, it cannot be mapped on a CPU
+    out = out if other is None else out + other
+    return F.relu(out) if relu else out
+
+
+@replaceable
 def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """The weighted mean over examples; labels below zero are unknown and must weigh nothing."""
     scores = torch.log_softmax(logits, -1)
@@ -125,4 +137,16 @@ class Dense(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = dense(x, self.weight, self.bias)
+        return out
+
+
+class Norm(nn.GroupNorm):
+    """GroupNorm, the sum with a short cut if there is one, and ReLU if asked for, as one layer."""
+
+    def __init__(self, groups: int, channels: int, relu: bool = False) -> None:
+        super().__init__(groups, channels)
+        self.relu = relu
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        out: Tensor = norm(x, self.weight, self.bias, other, self.num_groups, self.eps, self.relu)
         return out

@@ -25,19 +25,19 @@ class Ahead:
     def __call__(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[bool, Any]:
         """Whether what it returned makes sense, and that. If not, all is warmed up and compiled for the next call."""
         missing: dict[str, Any] = {}
+        failed, result = False, None
         try:
             with self._noting(missing):
                 result = function(*inputs)
         except RuntimeError:  # of numbers that make no sense, perhaps; if not, the second call will tell
             if not missing:
                 raise
-            _compile(missing)
-            return True, function(*inputs)
-        if missing:
-            del result  # the next call may need its memory
-            _compile(missing)
-            return False, None
-        return True, result
+            failed = True
+        if not missing:
+            return True, result
+        result = None  # the next call may need its memory
+        _compile(missing)
+        return (True, function(*inputs)) if failed else (False, None)
 
     @contextmanager
     def _noting(self, missing: dict[str, Any]) -> Iterator[None]:

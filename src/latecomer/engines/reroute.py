@@ -23,11 +23,21 @@ from . import fused
 from .convolve import convolve
 
 T = TypeVar("T")
-WIDEST = 64  # channels that the kernels are made for
+WIDEST = 64  # channels that the kernels for few channels are made for; there are others for many (fused.wide)
 DENSEST = 2**18  # weights of a linear layer that the kernels are made for; beyond, cuBLAS is better
 LARGEST_LOSS = 2**13  # numbers that the kernel of the loss holds at once
+LARGEST_GROUP = 2**14  # numbers of a group that the kernel of GroupNorm holds at once
 LARGEST_BATCH = 128  # laying out windows takes memory, and larger batches keep a grouped convolution busy anyway
-BLOCKS = (blocks.stage, blocks.dense, blocks.cross_entropy, blocks.move, blocks.split, blocks.take, shuffle.draw)
+BLOCKS = (
+    blocks.stage,
+    blocks.dense,
+    blocks.norm,
+    blocks.cross_entropy,
+    blocks.move,
+    blocks.split,
+    blocks.take,
+    shuffle.draw,
+)
 
 
 def rerouted(function: Callable[..., T]) -> Callable[..., T]:
@@ -60,7 +70,7 @@ class Reroute(TorchFunctionMode):
         if function is torch.conv2d and not kwargs and varies(args[1]):
             x, weight, bias, stride, padding, dilation, groups = _seven(args)
             if x.ndim == 4 and dilation == (1, 1) and groups == 1 and not isinstance(padding, str):
-                if has_kernels(x) and _small(weight, padding):
+                if has_kernels(x) and (_small(weight, padding) or _wide(x, weight, padding)):
                     return fused.convolve(x, weight, bias, stride, padding)
                 if len(x) <= LARGEST_BATCH:
                     return convolve(x, weight, bias, stride, padding)
@@ -95,6 +105,8 @@ class Reroute(TorchFunctionMode):
         if function is blocks.stage:
             fits = varies(second) and first.ndim == 4 and _small(second, args[4])
             return fused.stage if fits else None
+        if function is blocks.norm:
+            return fused.norm if _grouped(first, args[4]) else None
         if function is blocks.dense:
             return partial(fused.dense, relu=True) if varies(second) and _fits(args) else None
         return fused.cross_entropy if first.ndim == 2 and _power(first.shape) <= LARGEST_LOSS else None
@@ -114,9 +126,25 @@ def _has_triton(x: Tensor) -> bool:
 
 
 def _small(weight: Tensor, padding: tuple[int, int]) -> bool:
-    """Whether the kernels are made for filters like these."""
-    inside = padding[0] < weight.shape[-2] and padding[1] < weight.shape[-1]
-    return inside and max(weight.shape[:2]) <= WIDEST
+    """Whether the kernels for few channels are made for filters like these."""
+    return max(weight.shape[:2]) <= WIDEST and _inside(weight, padding)
+
+
+def _wide(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> bool:
+    """Whether the kernels for many channels are. They count the numbers of one client's images by 32 bits."""
+    sides = (x.shape[-2] + 2 * padding[0]) * (x.shape[-1] + 2 * padding[1])
+    return fused.wide(weight) and _inside(weight, padding) and len(x) * max(weight.shape[:2]) * sides < 2**31
+
+
+def _inside(weight: Tensor, padding: tuple[int, int]) -> bool:
+    """Whether every window sees something of the image."""
+    return padding[0] < weight.shape[-2] and padding[1] < weight.shape[-1]
+
+
+def _grouped(x: Tensor, groups: int) -> bool:
+    """Whether the kernels of GroupNorm are made for these images."""
+    fits = _power((x.shape[-2] * x.shape[-1], x.shape[1] // groups)) <= LARGEST_GROUP
+    return x.ndim == 4 and x.shape[1] % 4 == 0 and fits
 
 
 def _fits(args: tuple[Any, ...]) -> bool:

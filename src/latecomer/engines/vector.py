@@ -71,13 +71,16 @@ class Vector(Shelf):
                 self._together(step, some, first)
             return
         longest = max(len(ask.ids) for ask in asks)
+        chunks = -(-longest // max(1, most // len(asks)))
+        rows = -(-longest // chunks)  # chunks of one size, so that the last is not mostly padding
         while first < longest:
-            rows = min(longest, max(1, most // len(asks)))
             try:
                 chunk = self._compute(step, asks, first, rows)
             except torch.OutOfMemoryError:
                 if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                     raise  # nothing can be done within a graph
+                chunk = None
+            if chunk is None:  # here, where the exception no longer holds on to what the failed attempt had
                 self._make_room(rows * len(asks))
                 self._together(step, asks, first)
                 return
@@ -195,11 +198,11 @@ class _Rounds:
     def __call__(self, rounds: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
         try:
             return self.graphs("a whole round", rounds, inputs, lasting=False)
-        except torch.OutOfMemoryError:  # from now on exchange by exchange, which needs less
-            self.engine.in_parts = True
-            self.graphs.clear()
-            torch.cuda.empty_cache()
-            return rounds(*inputs)
+        except torch.OutOfMemoryError:
+            self.engine.in_parts = True  # from now on exchange by exchange, which needs less
+        self.graphs.clear()  # here, where the exception no longer holds on to what the failed attempt had
+        torch.cuda.empty_cache()
+        return rounds(*inputs)
 
 
 def same_shapes(asks: Sequence[Ask]) -> list[list[Ask]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..blocks import Norm
 from ..errors import ModelError
 from ..tree import Tree
 
@@ -26,7 +27,9 @@ class Net:
             self.skeleton = build()
         self.skeleton.requires_grad_(False)
         for layer in self.skeleton.modules():
-            if isinstance(layer, nn.GroupNorm):  # on a CPU, torch's own cannot map over images with channels last
+            if isinstance(layer, nn.GroupNorm) and not isinstance(
+                layer, Norm
+            ):  # on a CPU, torch's own cannot map over images with channels last
                 layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(),))
         self.shapes = {name: weight.shape for name, weight in self.skeleton.named_parameters()}
         self.size = sum(shape.numel() for shape in self.shapes.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from ..blocks import Norm
 from .shape import image
 
 SMALL = 64  # pixels; below, the first layers do not shrink the image
@@ -21,9 +22,9 @@ BOTTLENECKS = (  # of MobileNet-v2, its table 2: expansion, channels, blocks, st
 )
 
 
-def normalise(channels: int) -> nn.GroupNorm:
+def normalise(channels: int, relu: bool = False) -> Norm:
     """Groups of at least 8 channels, so that a single pixel can still be normalised; at most 32, Wu and He's number."""
-    return nn.GroupNorm(min(32, channels // 8), channels)
+    return Norm(min(32, channels // 8), channels, relu)
 
 
 class ResNet18(nn.Module):
@@ -35,8 +36,8 @@ class ResNet18(nn.Module):
         small = min(height, width) < SMALL
         self.stem = nn.Sequential(
             nn.Conv2d(channels, 64, 3, 1, 1, bias=False) if small else nn.Conv2d(channels, 64, 7, 2, 3, bias=False),
-            normalise(64),
-            nn.ReLU(),
+            normalise(64, relu=True),
+            nn.Identity(),  # holds its place, so that parameters keep their names
             nn.Identity() if small else nn.MaxPool2d(3, 2, 1),
         )
         blocks, before = [], 64
@@ -57,18 +58,21 @@ class Residual(nn.Module):
         super().__init__()
         self.path = nn.Sequential(
             nn.Conv2d(before, after, 3, stride, 1, bias=False),
-            normalise(after),
-            nn.ReLU(),
+            normalise(after, relu=True),
+            nn.Identity(),
             nn.Conv2d(after, after, 3, 1, 1, bias=False),
-            normalise(after),
+            normalise(after, relu=True),
         )
         same = before == after and stride == 1
         project = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), normalise(after))
         self.short = nn.Identity() if same else project
-        self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.relu(self.path(x) + self.short(x))  # type: ignore[no-any-return]
+        *before, last = self.path
+        y = x
+        for layer in before:
+            y = layer(y)
+        return last(y, self.short(x))  # type: ignore[no-any-return]
 
 
 class MobileNet(nn.Module):

@@ -17,6 +17,16 @@ from . import rows
 from .rows import Rows
 
 Pair = tuple[int, int]
+FEWEST, MANY = (
+    16,
+    1536,
+)  # channels on either side, and their product, from which the kernels for many channels are better
+
+
+def wide(weight: Tensor) -> bool:
+    """Whether filters [..., outputs, channels, high, wide] are for the kernels for many channels (kernels/wide.py)."""
+    outputs, channels = weight.shape[-4:-2]
+    return min(outputs, channels) >= FEWEST and outputs * channels >= MANY
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
@@ -45,7 +55,8 @@ def _row(bias: Tensor | None) -> Tensor | None:
 class _Convolve(Rows):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-        out: Tensor = rows.kernels().forward(x, weight, bias, stride, padding)
+        kernels = rows.kernels()
+        out: Tensor = (kernels.wide_forward if wide(weight) else kernels.forward)(x, weight, bias, stride, padding)
         return out
 
     @staticmethod
@@ -80,46 +91,55 @@ class _Stage(Rows):
 
 def _slopes(ctx: Any, slope: Tensor, code: Tensor | None, x: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of images, filters and bias, as far as they are needed."""
-    by_x, by_weight, by_bias = _back(slope, code, x, weight, ctx, ctx.needs_input_grad[0])
-    return (
-        by_x if ctx.needs_input_grad[0] else None,
-        by_weight,
-        by_bias if ctx.needs_input_grad[2] else None,
-        None,
-        None,
-    )
+    needs_x, needs_bias = ctx.needs_input_grad[0], ctx.needs_input_grad[2]
+    by_x, by_weight, by_bias = _back(slope, code, x, weight, ctx, needs_x, needs_bias)
+    return by_x if needs_x else None, by_weight, by_bias if needs_bias else None, None, None
 
 
-def _back(slope: Tensor, code: Tensor | None, x: Tensor, weight: Tensor, ctx: Any, needs_x: bool) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = _Back.apply(slope, code, x, weight, ctx.stride, ctx.padding, needs_x)  # type: ignore[no-untyped-call]
+def _back(
+    slope: Tensor, code: Tensor | None, x: Tensor, weight: Tensor, ctx: Any, needs_x: bool, needs_bias: bool = False
+) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...] = _Back.apply(slope, code, x, weight, ctx.stride, ctx.padding, needs_x, needs_bias)  # type: ignore[no-untyped-call]
     return found
 
 
 class _Back(Rows):
-    """Gradients of images (or nothing in their place), filters and bias."""
+    """Gradients of images (or nothing in their place), filters and bias (if nobody needs it, anything)."""
 
     @staticmethod
     def forward(
-        slope: Tensor, code: Tensor | None, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, needs_x: bool
+        slope: Tensor,
+        code: Tensor | None,
+        x: Tensor,
+        weight: Tensor,
+        stride: Pair,
+        padding: Pair,
+        needs_x: bool,
+        needs_bias: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        by_x, by_weight, by_bias = rows.kernels().back(slope, code, x, weight, stride, padding, needs_x)
+        kernels, how = rows.kernels(), (stride, padding, needs_x)
+        if code is None and wide(weight):
+            by_x, by_weight, by_bias = kernels.wide_back(slope, x, weight, *how, needs_bias)
+        else:
+            by_x, by_weight, by_bias = kernels.back(slope, code, x, weight, *how)
         return by_x, by_weight, by_bias
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        slope, code, x, weight, ctx.stride, ctx.padding, ctx.needs_x = inputs
+        slope, code, x, weight, ctx.stride, ctx.padding, ctx.needs_x, ctx.needs_bias = inputs
         ctx.save_for_backward(slope, code, x, weight)
 
     @staticmethod
     def backward(ctx: Any, by_x: Tensor, by_weight: Tensor, by_bias: Tensor) -> tuple[Tensor | None, ...]:
         slope, code, x, weight = ctx.saved_tensors
-        full = _Convolve.apply(x, by_weight, by_bias, ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
+        bias = by_bias if ctx.needs_bias else None
+        full = _Convolve.apply(x, by_weight, bias, ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
         at_x = _back(slope, code, x, by_weight, ctx, True)[0]
         at_weight = None
         if ctx.needs_x:
             full = full + _Convolve.apply(by_x, weight, None, ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
             at_weight = _back(slope, code, by_x, weight, ctx, False)[1]
-        return _kept(full, code), None, at_x, at_weight, None, None, None
+        return _kept(full, code), None, at_x, at_weight, None, None, None, None
 
 
 def _kept(full: Tensor, code: Tensor | None) -> Tensor:

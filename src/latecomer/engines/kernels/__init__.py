@@ -3,8 +3,11 @@
 from .convolution import back, forward, stage
 from .dense import dense, dense_by_weight, dense_by_x
 from .drawing import draw
+from .norm import norm, norm_back
 from .pooling import pool, unpool
 from .training import adam, cross_entropy, cross_entropy_slope, join, move, take, total
+from .wide import back as wide_back
+from .wide import forward as wide_forward
 
 __all__ = [
     "adam",
@@ -18,9 +21,13 @@ __all__ = [
     "forward",
     "join",
     "move",
+    "norm",
+    "norm_back",
     "pool",
     "stage",
     "take",
     "total",
     "unpool",
+    "wide_back",
+    "wide_forward",
 ]

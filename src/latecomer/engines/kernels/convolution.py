@@ -45,10 +45,10 @@ class Tile(NamedTuple):
 BUSY = 480  # programs that keep a GPU busy; a sum over all places of all images is split into parts to have as many
 
 
-def forward_tile(filters: int) -> Tile:
+def forward_tile(filters: int, channels: int) -> Tile:
     """These and the next two by measurement on an H200."""
     if filters <= 16:
-        return Tile(128, 16, 16, 4, 3)
+        return Tile(128, 16 if channels <= 4 else 32, 16, 4, 3)
     return Tile(128, 16, 32, 8, 4) if filters <= 32 else Tile(128, 32, 64, 8, 4)
 
 
@@ -170,13 +170,13 @@ def _by_weight(
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-    out, _ = _convolve(images(x, padding), weight, bias, stride, forward_tile(weight.shape[1]))
+    out, _ = _convolve(images(x, padding), weight, bias, stride, forward_tile(*weight.shape[1:3]))
     return out
 
 
 def stage(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
     """Convolution, ReLU and max pooling over 2x2: what is kept, and the code that says where it was."""
-    return _convolve(images(x, padding), weight, bias, stride, forward_tile(weight.shape[1]), pooled=True)
+    return _convolve(images(x, padding), weight, bias, stride, forward_tile(*weight.shape[1:3]), pooled=True)
 
 
 def back(
