@@ -71,8 +71,9 @@ class Vector(Shelf):
                 self._together(step, some, first)
             return
         longest = max(len(ask.ids) for ask in asks)
-        chunks = -(-longest // max(1, most // len(asks)))
-        rows = -(-longest // chunks)  # chunks of one size, so that the last is not mostly padding
+        rows = min(longest, max(1, most // len(asks)))
+        if not self.fixed:
+            rows = -(-longest // -(-longest // rows))  # as many chunks, but none that is mostly padding
         while first < longest:
             try:
                 chunk = self._compute(step, asks, first, rows)
