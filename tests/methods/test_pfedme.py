@@ -22,12 +22,12 @@ ETA, INNER, LAMBDA, BETA = 0.1, 0.2, 1.5, 0.8
 Double = doubled(PFedMe)  # so that it can be compared with NumPy to many digits
 
 
-def build(federation: Any = FEDERATION, engine: str = "vector") -> tuple[PFedMe, Any, dict[str, Any]]:
+def build(engine: str = "vector", **more: Any) -> tuple[PFedMe, Any, dict[str, Any]]:
     rates = {"lr": ETA, "inner_lr": INNER, "lambda_prox": LAMBDA, "beta": BETA}
     counts = {"steps": 2, "inner_steps": 3, "batch": 2, "arrive_epochs": 4}
-    method = Double(task=linear_task(2), clients=3, members=2, **rates, **counts)
+    method = Double(task=linear_task(2), clients=3, members=2, **rates, **counts, **more)
     state = {"params": layer(START)}
-    return method, make(engine, method, [federation], "cpu"), state
+    return method, make(engine, method, [FEDERATION], "cpu"), state
 
 
 def approach(client: int, theta: np.ndarray, w: np.ndarray, steps: int) -> np.ndarray:
@@ -37,10 +37,10 @@ def approach(client: int, theta: np.ndarray, w: np.ndarray, steps: int) -> np.nd
     return theta
 
 
-def local(client: int) -> tuple[np.ndarray, np.ndarray]:
-    """A client's copy of the common model and its personal model after two batches."""
-    w = theta = START
-    for _ in range(2):
+def local(client: int, start: np.ndarray = START, batches: int = 2) -> tuple[np.ndarray, np.ndarray]:
+    """A client's copy of the common model and its personal model after some batches, each of all its data."""
+    w = theta = start
+    for _ in range(batches):
         theta = approach(client, theta, w, steps=3)
         w = w - ETA * LAMBDA * (w - theta)
     return w, theta
@@ -59,7 +59,7 @@ def test_a_round(engine: str) -> None:
 @pytest.mark.parametrize("engine", ["vector", "loop", "flower"])
 def test_who_has_no_model_yet_trains_one(engine: str) -> None:
     """Client 0 has taken part and is left alone; member 1 was never drawn and client 2 is a latecomer."""
-    method, made, state = build(engine=engine)
+    method, made, state = build(engine=engine, arrive_around="common")
     state = method.round(state, Clients(made, torch.tensor([0]), 0))
     ledger: list = []
     sent = method.personalise(state, Clients(made, torch.tensor([0, 1, 2]), -1, ledger=ledger))
@@ -68,3 +68,11 @@ def test_who_has_no_model_yet_trains_one(engine: str) -> None:
     expected = [local(0)[1]] + [approach(client, now, now, steps=4) for client in (1, 2)]
     assert flat(made.memories(0)["rows"]["params"]) == pytest.approx(np.stack(expected), abs=1e-12)
     assert [(exchange.step, int(exchange.asked)) for exchange in ledger] == [("introduce", 3), ("arrive", 2)]
+
+
+@pytest.mark.parametrize("engine", ["vector", "loop"])
+def test_a_latecomer_trains_as_members_do(engine: str) -> None:
+    method, made, state = build(engine=engine)
+    method.personalise(state, Clients(made, torch.tensor([1, 2]), -1))
+    expected = [local(client, batches=4)[1] for client in (1, 2)]
+    assert flat(made.memories(0)["rows"]["params"]) == pytest.approx(np.stack(expected), abs=1e-12)

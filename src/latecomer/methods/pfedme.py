@@ -7,12 +7,13 @@ its copy w of the common model towards it. The copy goes back to the server; the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from .. import learn, tree
 from ..clients import Clients, Sending
 from ..method import AveragesOneModel, KeepsOwnModel, MeetsNewcomers, made
 from ..settings import setting
-from ..task import Home
+from ..task import Batches, Home
 from ..tree import Tree
 
 
@@ -26,6 +27,10 @@ class PFedMe(MeetsNewcomers, KeepsOwnModel, AveragesOneModel):
     batch: int = setting(32, "examples a batch", low=1)
     beta: float = setting(1.0, "how far the server goes towards the mean of the clients", above=0)
     arrive_epochs: int = setting(20, "passes over the data of a client that has no personal model yet", low=1)
+    arrive_around: Literal["copy", "common"] = setting(
+        "copy",
+        "what holds that client's model: a copy of the common one, drawn along as in training, or the common one",
+    )
 
     inner: learn.SGD = made()
 
@@ -35,18 +40,25 @@ class PFedMe(MeetsNewcomers, KeepsOwnModel, AveragesOneModel):
     # on the client
 
     def fit(self, home: Home, *, params: Tree) -> Tree:
-        copy = theta = params
-        for batch in home.batches(self.steps, self.batch):
-            theta = self.inner(self.near(copy), theta, [batch] * self.inner_steps)
-            drawn = tree.map(lambda w, t: w - self.lr * self.lambda_prox * (w - t), copy, theta)
-            copy = tree.where(batch.weight.any(), drawn, copy)  # without labels there is no theta to go to
+        copy, theta = self.drawn(params, home.batches(self.steps, self.batch))
         self.keep(home, {"params": theta})
         return tree.sub(copy, params)
 
     def arrive(self, home: Home, *, params: Tree) -> Tree:
         passes = home.epochs(self.arrive_epochs, self.batch, "arrive")
-        self.keep(home, {"params": self.inner(self.near(params), params, passes)})
+        alone = self.arrive_around == "common"
+        theta = self.inner(self.near(params), params, passes) if alone else self.drawn(params, passes)[1]
+        self.keep(home, {"params": theta})
         return {}
+
+    def drawn(self, params: Tree, batches: Batches) -> tuple[Tree, Tree]:
+        """A copy of the common model, drawn along by the personal models theta of its batches, and the last theta."""
+        copy = theta = params
+        for batch in batches:
+            theta = self.inner(self.near(copy), theta, [batch] * self.inner_steps)
+            after = tree.map(lambda w, t: w - self.lr * self.lambda_prox * (w - t), copy, theta)
+            copy = tree.where(batch.weight.any(), after, copy)  # without labels there is no theta to go to
+        return copy, theta
 
     def near(self, params: Tree) -> learn.Loss:
         return learn.proximal(self.task.loss, params, self.lambda_prox)
