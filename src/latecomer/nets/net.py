@@ -27,9 +27,8 @@ class Net:
             self.skeleton = build()
         self.skeleton.requires_grad_(False)
         for layer in self.skeleton.modules():
-            if isinstance(layer, nn.GroupNorm) and not isinstance(
-                layer, Norm
-            ):  # on a CPU, torch's own cannot map over images with channels last
+            if isinstance(layer, nn.GroupNorm) and not isinstance(layer, Norm):
+                # on a CPU, torch's own cannot map over images with channels last
                 layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(),))
         self.shapes = {name: weight.shape for name, weight in self.skeleton.named_parameters()}
         self.size = sum(shape.numel() for shape in self.shapes.values())

@@ -17,10 +17,8 @@ from . import rows
 from .rows import Rows
 
 Pair = tuple[int, int]
-FEWEST, MANY = (
-    16,
-    1536,
-)  # channels on either side, and their product, from which the kernels for many channels are better
+FEWEST = 16  # channels on either side that the kernels for many channels need,
+MANY = 1536  # and the product of both from which on they are the better ones
 
 
 def wide(weight: Tensor) -> bool:

@@ -14,8 +14,7 @@ or 4 where ReLU cut it off). Slopes then stay as small as what was kept, and the
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -23,23 +22,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .layout import fold, four, framed, images, places, rows_apart
+from .tile import Tile, precision, rounded
 
 Pair = tuple[int, int]
-
-
-class Tile(NamedTuple):
-    """How much of a product one program makes: squares, terms of a sum at a time, filters, and by how many warps."""
-
-    squares: int
-    terms: int
-    filters: int
-    warps: int
-    stages: int
-
-    def within(self, room: int) -> Tile:
-        """The same, with as many stages as fit into so many bytes of shared memory."""
-        each = 4 * self.terms * (self.squares + 4 * self.filters)
-        return self._replace(stages=max(1, min(self.stages, room // each)))
 
 
 BUSY = 480  # programs that keep a GPU busy; a sum over all places of all images is split into parts to have as many
@@ -199,20 +184,20 @@ def _convolve(
     """Of images [rows, size, height, width, pitch]; turned, by the filters of the way back."""
     nets, size, height, width, pitch = x.shape
     outputs, shape = weight.shape[2 if turned else 1], tuple(weight.shape[-2:])
-    tile = tile.within(_shared_memory(x.device))
+    tile = tile.on(x.device, spots=4)
     down, across = places((height, width), shape, stride)
     rows, columns = (down // 2, across // 2) if pooled else (triton.cdiv(down, 2), triton.cdiv(across, 2))
     filters = four(weight, stride, turned)
     out = x.new_empty(nets, size, rows, columns, outputs) if pooled else x.new_empty(nets, size, down, across, outputs)
     code = torch.empty_like(out, dtype=torch.int8) if pooled else out
-    block = _block(outputs, tile.filters)
-    grid = (triton.cdiv(size * rows * columns, tile.squares), nets, triton.cdiv(outputs, block))
+    filters_each = rounded(outputs, tile.filters)
+    grid = (triton.cdiv(size * rows * columns, tile.places), nets, triton.cdiv(outputs, filters_each))
     bias = None if bias is None else rows_apart(bias)
     ragged = not pooled and (down % 2 > 0 or across % 2 > 0)
     _forward[grid](
         x, filters, x if bias is None else bias, out, code, 0 if bias is None else bias.stride(0),
         size, height, width, outputs, rows, columns, down, across, *_lines(filters), 2 * stride[0], 2 * stride[1],
-        bias is not None, pooled, ragged, precision(), pitch, tile.squares, block, tile.terms,
+        bias is not None, pooled, ragged, precision(), pitch, tile.places, filters_each, tile.terms,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out.permute(0, 1, 4, 2, 3), code.permute(0, 1, 4, 2, 3)
@@ -227,40 +212,23 @@ def _filters_back(x: Tensor, slope: Tensor, code: Tensor | None, shape: Any, str
     window = high + stride[0], wide + stride[1], pitch
     terms = window[0] * window[1] * pitch
     tile = filters_tile(outputs, terms)
-    block = _block(outputs, tile.filters)
-    banks = triton.cdiv(outputs, block)
+    filters_each = rounded(outputs, tile.filters)
+    banks = triton.cdiv(outputs, filters_each)
     programs = banks * triton.cdiv(terms, tile.terms)
     splits = min(64, triton.next_power_of_2(triton.cdiv(BUSY, programs * nets)))
-    each = triton.cdiv(triton.cdiv(size * rows * columns, splits), tile.squares) * tile.squares
+    each = triton.cdiv(triton.cdiv(size * rows * columns, splits), tile.places) * tile.places
     out, bias = x.new_empty(nets, splits, 4, outputs, *window), x.new_empty(nets, splits, outputs)
     ragged = not pooled and (down % 2 > 0 or across % 2 > 0)
     _by_weight[(programs, nets, splits)](
         x, slope, slope if code is None else code, out, bias, *slope.stride(), each,
         size, height, width, outputs, rows, columns, down, across, *_lines(out), 2 * stride[0], 2 * stride[1],
-        pooled, ragged, precision(), pitch, tile.squares, block, tile.terms, banks,
+        pooled, ragged, precision(), pitch, tile.places, filters_each, tile.terms, banks,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return fold(out, bias, channels, (high, wide), stride)
-
-
-@lru_cache
-def _shared_memory(device: torch.device) -> int:
-    """Bytes that one program may have."""
-    if device.type != "cuda":  # Triton's interpreter
-        return 2**18
-    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 2**16))
 
 
 def _lines(filters: Tensor) -> Pair:
     """How many lines a window has, and how many numbers a line."""
     high, wide, pitch = filters.shape[-3:]
     return high, wide * pitch
-
-
-def _block(count: int, most: int) -> int:
-    """Matrix units take at least sixteen of everything."""
-    return int(min(most, max(16, triton.next_power_of_2(count))))
-
-
-def precision() -> Any:
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .convolution import precision
 from .layout import rows_apart
+from .tile import precision, rounded
 
 
 @triton.jit
@@ -90,11 +90,11 @@ def dense_by_weight(x: Tensor, slope: Tensor, gate: Tensor | None) -> tuple[Tens
     nets, size, inputs = x.shape
     outputs = slope.shape[-1]
     out, bias = x.new_empty(nets, outputs, inputs), x.new_empty(nets, outputs)
-    block, wide = _block(outputs, 32), _block(inputs, 64)
+    tall, wide = rounded(outputs, 32), rounded(inputs, 64)
     slope = slope.contiguous()
-    _by_weight[(triton.cdiv(inputs, wide), nets, triton.cdiv(outputs, block))](
+    _by_weight[(triton.cdiv(inputs, wide), nets, triton.cdiv(outputs, tall))](
         x.contiguous(), slope, slope if gate is None else gate.contiguous(), out, bias, size, inputs, outputs,
-        gate is not None, precision(), 32, wide, block,
+        gate is not None, precision(), 32, wide, tall,
     )  # fmt: skip
     return out, bias
 
@@ -104,15 +104,10 @@ def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, gate: Tensor | None, tu
     outputs = b.shape[2 if turned else 1]
     a = a.contiguous()
     out = torch.empty(nets, count, outputs, dtype=a.dtype, device=a.device)
-    places, block, step = _block(count, 32), _block(outputs, 32), _block(terms, 64)
-    _product[(triton.cdiv(count, places), nets, triton.cdiv(outputs, block))](
+    places, wide, step = rounded(count, 32), rounded(outputs, 32), rounded(terms, 64)
+    _product[(triton.cdiv(count, places), nets, triton.cdiv(outputs, wide))](
         a, b, a if bias is None else bias, out, a if gate is None else gate.contiguous(),
         count * terms, b.stride(0), 0 if bias is None else bias.stride(0), count, terms, outputs,
-        turned, bias is not None, relu, gate is not None, precision(), places, block, step,
+        turned, bias is not None, relu, gate is not None, precision(), places, wide, step,
     )  # fmt: skip
     return out
-
-
-def _block(count: int, most: int) -> int:
-    """Matrix units take at least sixteen of everything."""
-    return int(min(most, max(16, triton.next_power_of_2(count))))

@@ -11,27 +11,15 @@ pixels only; pixels that have been under the same ones are worked out together (
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .convolution import precision
 from .layout import images, places, rows_apart
+from .tile import Tile, precision, rounded
 from .turn import fold_filters, lay_filters, turn
 
 Pair = tuple[int, int]
-
-
-class Tile(NamedTuple):
-    """How much of a product one program makes: places, terms of a sum at a time, filters, and by how many warps."""
-
-    places: int
-    terms: int
-    filters: int
-    warps: int
-    stages: int
 
 
 FORWARD, BACK = Tile(128, 32, 128, 8, 3), Tile(128, 32, 128, 8, 3)
@@ -180,14 +168,14 @@ def _run(
     classes = stride if back else (1, 1)
     rows, columns = triton.cdiv(wanted[0], classes[0]), triton.cdiv(wanted[1], classes[1])
     out = x.new_empty(nets, size, *wanted, outputs)
-    tile = _fitting(tile)
-    block, terms = _block(outputs, tile.filters), _block(depth, tile.terms)
-    banks = triton.cdiv(outputs, block)
+    tile = _fitting(tile, x)
+    filters_each, terms = rounded(outputs, tile.filters), rounded(depth, tile.terms)
+    banks = triton.cdiv(outputs, filters_each)
     bias = None if bias is None else rows_apart(bias)
     _convolve[(triton.cdiv(size * rows * columns, tile.places) * banks, nets, classes[0] * classes[1])](
         x, filters, x if bias is None else bias, out, apart // 4, 0 if bias is None else bias.stride(0), size, height,
         width, depth // 4, outputs, rows, columns, *wanted, banks, high, wide, *stride, *padding,
-        bias is not None, back, depth % terms == 0, precision(), tile.places, terms, block,
+        bias is not None, back, depth % terms == 0, precision(), tile.places, terms, filters_each,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out.permute(0, 1, 4, 2, 3)
@@ -197,26 +185,21 @@ def _filters_back(x: Tensor, slope: Tensor, weight: Tensor, stride: Pair, paddin
     nets, size, height, width, depth = x.shape
     outputs, channels, high, wide = weight.shape[1:]
     rows, columns = slope.shape[2:4]
-    tile = _fitting(FILTERS)
-    block, terms = _block(outputs, tile.filters), _block(depth * high * wide, tile.terms)
+    tile = _fitting(FILTERS, x)
+    filters_each, terms = rounded(outputs, tile.filters), rounded(depth * high * wide, tile.terms)
     steps = triton.cdiv(size * rows * columns, tile.places)
     turned = turn(slope.flatten(1, 3), steps * tile.places)
-    programs = triton.cdiv(outputs, block) * triton.cdiv(depth * high * wide, terms)
+    programs = triton.cdiv(outputs, filters_each) * triton.cdiv(depth * high * wide, terms)
     each = triton.cdiv(steps, min(MOST_PARTS, steps, triton.cdiv(BUSY, programs * nets)))
     splits = triton.cdiv(steps, each)
     parts = x.new_empty(nets, splits, outputs, high * wide, depth)
     _by_weight[(programs, nets, splits)](
         x, turned, parts, turned.stride(0), turned.shape[-1], size, each, height, width, depth, outputs, rows, columns,
-        high, wide, *stride, *padding, depth % terms == 0, precision(), tile.places, terms, block,
+        high, wide, *stride, *padding, depth % terms == 0, precision(), tile.places, terms, filters_each,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return fold_filters(parts, channels, (high, wide))
 
 
-def _fitting(tile: Tile) -> Tile:
-    return tile if precision() == "tf32" else Tile(*map(min, tile, EXACT))
-
-
-def _block(count: int, most: int) -> int:
-    """Matrix units take at least sixteen of everything."""
-    return int(min(most, max(16, triton.next_power_of_2(count))))
+def _fitting(tile: Tile, x: Tensor) -> Tile:
+    return tile.on(x.device) if precision() == "tf32" else Tile(*map(min, tile, EXACT))
