@@ -15,6 +15,7 @@ from latecomer.clients import Clients, Exchange, Replies, Sending
 from latecomer.engines import make
 from latecomer.engines.home import CLIENT
 from latecomer.errors import ProtocolError
+from latecomer.replies import _end_to_end, _total
 from latecomer.task import Home
 from latecomer.tree import Tree
 
@@ -305,3 +306,22 @@ def test_an_empty_tree_is_a_mean_too() -> None:
     assert cohort().run(METHOD.echo, each={"value": torch.ones(4, 0)}).mean()["value"].shape == (0,)
     assert tree.nbytes(cohort().mean(METHOD.whoami)) > 0
     assert make("vector", METHOD, [toys.federation()], "cpu").device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_leaves_that_lie_end_to_end_are_not_copied(rows: int) -> None:
+    flat = torch.arange(rows * 9.0).view(rows, 9)
+    each = [flat[:, :4].view(rows, 2, 2), flat[:, 4:5].squeeze(1), flat[:, 5:]]
+    joined = _end_to_end(each)
+    assert torch.equal(joined, flat)
+    assert joined.data_ptr() == flat.data_ptr()
+    for other in ([*each[:2], each[2].clone()], [each[1], each[0], each[2]], [each[0], each[2]]):
+        expected = torch.cat([leaf.reshape(rows, -1) for leaf in other], 1)
+        assert torch.equal(_end_to_end(other), expected)
+
+
+@pytest.mark.parametrize("nonsense", [torch.nan, torch.inf])
+def test_sums_do_not_see_rows_that_weigh_nothing(nonsense: float) -> None:
+    rows = torch.tensor([[1.0, 2.0], [nonsense, 3.0], [5.0, 6.0]])
+    assert _total(torch.tensor([1.0, 0.0, 2.0]), rows).tolist() == [11, 14]
+    assert _total(torch.tensor([1, 1, 1]), torch.tensor([[1, 2], [3, 4], [5, 6]])).tolist() == [9, 12]

@@ -66,8 +66,31 @@ class SGD:
     ) -> tuple[Tensor, Tensor]:
         """One step along a gradient, whose parts follow each other; nothing moves unless `moving`."""
         rates = self.lr, self.momentum, self.weight_decay, self.clip
+        if weights.device.type == "cpu" and _plainly() and not any(isinstance(rate, Tensor) for rate in rates):
+            return self._move_apart(weights, slopes, velocity) if moving else (weights, velocity)
         after: tuple[Tensor, Tensor] = blocks.move(weights, velocity, moving, *rates, *slopes)
         return after
+
+    def _move_apart(self, weights: Tensor, slopes: Sequence[Tensor], velocity: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for one client on a CPU, part by part, so that a gradient is neither joined nor scaled first."""
+        lr, factor, sizes = float(self.lr), 1.0, [len(slope) for slope in slopes]
+        if self.clip:
+            norms = torch.stack([torch.linalg.vector_norm(slope) for slope in slopes])
+            factor = float(blocks.clip_factor(norms, self.clip))
+        out, faster = torch.empty_like(weights), torch.empty_like(velocity)
+        parts = zip(weights.split(sizes), slopes, out.split(sizes), strict=True)
+        if not self.momentum:
+            for weight, slope, after in parts:
+                torch.add(weight, slope, alpha=-lr * factor, out=after)
+                if self.weight_decay:
+                    after.add_(weight, alpha=-lr * self.weight_decay)
+            return out, velocity
+        for (weight, slope, after), old, new in zip(parts, velocity.split(sizes), faster.split(sizes), strict=True):
+            torch.mul(old, self.momentum, out=new).add_(slope, alpha=factor)
+            if self.weight_decay:
+                new.add_(weight, alpha=self.weight_decay)
+            torch.add(weight, new, alpha=-lr, out=after)
+        return out, faster
 
 
 def slope_of(loss: Loss, like: Tree) -> Callable[[Tensor, Batch], Tensor]:

@@ -60,7 +60,7 @@ class Collector:
         self.heards.append(heard)
         self.weights.append(weight)
         if self.fold is None:
-            self.parts.append(table.map(lambda rows: torch.where(heard[:, None], rows, rows.new_zeros(()))))
+            self.parts.append(table.map(lambda rows: _chosen(heard, rows)))
             return
         count = _count(heard, weight, self.fold)
         sums = table.map(lambda rows: _total(count, rows))
@@ -127,17 +127,25 @@ def _total(weight: Tensor, rows: Tensor) -> Tensor:
     if (kernels := kernels_for(rows)) is not None:
         total: Tensor = kernels.total(weight, rows)
         return total
-    return weight @ torch.where(weight[:, None] != 0, rows, rows.new_zeros(()))
+    return weight @ _chosen(weight != 0, rows)
+
+
+def _chosen(which: Tensor, rows: Tensor) -> Tensor:
+    """Rows, with zeros in the place of those that are not chosen. On a CPU it costs nothing to see that all are."""
+    if which.device.type == "cpu" and bool(which.all()):
+        return rows
+    return torch.where(which[:, None], rows, rows.new_zeros(()))
 
 
 def _end_to_end(leaves: list[Tensor]) -> Tensor:
     """Rows of several leaves as rows of one matrix; no copy is made where they lie so already, as `unravel` does it."""
     flat = [leaf.flatten(1) if leaf.ndim > 1 else leaf[:, None] for leaf in leaves]
-    first, columns = flat[0], sum(part.shape[1] for part in flat)
+    first, columns, several = flat[0], sum(part.shape[1] for part in flat), len(flat[0]) > 1
     end = first.storage_offset()
     for part in flat:
         same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not same or part.stride() != (first.stride(0), 1) or part.storage_offset() != end:
+        apart = several and part.stride(0) != first.stride(0)
+        if not same or apart or part.stride(1) != 1 or part.storage_offset() != end:
             return torch.cat(flat, 1)
         end += part.shape[1]
-    return first.as_strided((len(first), columns), first.stride())
+    return first.as_strided((len(first), columns), (first.stride(0) if several else columns, 1))

