@@ -8,11 +8,23 @@ called again.
 
 from __future__ import annotations
 
+import importlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
+
+from .fused import kernels
+
+
+def ahead() -> Ahead | None:
+    """For this Triton, if there is one and it has what it takes."""
+    if kernels() is None:
+        return None
+    knobs, jit = importlib.import_module("triton.knobs"), importlib.import_module("triton").JITFunction
+    hooks = (knobs.runtime, "jit_cache_hook"), (knobs.compilation, "listener"), (jit, "preload")
+    return Ahead(knobs) if all(hasattr(owner, name) for owner, name in hooks) else None
 
 
 class Ahead:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -13,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .ahead import Ahead
-from .fused import kernels
+from .ahead import ahead
 
 EAGER_CALLS = 1  # the first call runs as it is: it warms up the libraries, and a step used once is not worth a graph
 KEPT = 24  # graphs; the least recently used goes first
@@ -38,7 +36,7 @@ class Graphs:
     def __init__(self) -> None:
         self._seen: dict[Any, int] = {}
         self._graphs: OrderedDict[Any, _Captured] = OrderedDict()
-        self._ahead = Ahead(importlib.import_module("triton.knobs")) if kernels() is not None else None
+        self._ahead = ahead()
         self._within = False  # a call that runs as it is
 
     def __call__(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...], lasting: bool = True) -> Any:
