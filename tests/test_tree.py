@@ -75,6 +75,7 @@ def test_arithmetic() -> None:
     assert tree.sub(b, a)["x"].tolist() == [9.0, 18.0]
     assert tree.scale(a, 3)["x"].tolist() == [3.0, 6.0]
     assert tree.scale(a, torch.tensor(0.5))["x"].tolist() == [0.5, 1.0]
+    assert tree.scale({}, 3) == {}
 
 
 def test_where_chooses_rows() -> None:

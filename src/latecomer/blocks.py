@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C import _functorch
 from torch.overrides import handle_torch_function, has_torch_function
 
 Pair = tuple[int, int]
@@ -49,9 +50,8 @@ def norm(
     x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, groups: int, epsilon: float, relu: bool
 ) -> Tensor:
     """GroupNorm; then what a short cut brings is added, and ReLU follows, each if asked for."""
-    out = F.group_norm(
-        x.contiguous(), groups, weight, bias, epsilon
-    )  # with channels last, it cannot be mapped on a CPU
+    x = x.contiguous()  # with channels last, it cannot be mapped on a CPU
+    out = F.group_norm(x, groups, weight, bias, epsilon)
     out = out if other is None else out + other
     return F.relu(out) if relu else out
 
@@ -101,6 +101,15 @@ def split(vector: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
 def take(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Images of bytes, [examples, channels, height, width], at these rows; scaled and shifted, by channel."""
     return x[rows].to(scale.dtype) * scale + shift
+
+
+def kernels_for(array: Tensor) -> Any:
+    """The kernels, for what is not a block, if an array is of float32, on a GPU, and nobody maps over it."""
+    if not array.is_cuda or array.dtype != torch.float32 or _functorch.peek_interpreter_stack() is not None:
+        return None
+    from .engines.fused import kernels  # here: engines know blocks
+
+    return kernels()
 
 
 def used(number: Number) -> bool:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 from torch._C import _functorch
 
 from . import tree
-from .blocks import clip_factor
+from .blocks import clip_factor, kernels_for
 from .tree import Tree
 
 MANY, BLOCK = 2**20, 2**16  # weights, from which on a CPU works in blocks, and those of a block
@@ -106,15 +104,6 @@ class Adam:
                 scale = torch.div(second[span], reach, out=direction).sqrt_().add_(self.epsilon)
                 torch.mul(weight, left, out=weights[span]).addcdiv_(first[span], scale, value=-pace)
         return tree.unravel(weights, params), {"first": first, "second": second, "count": count}
-
-
-def kernels_for(vector: Tensor) -> Any:
-    """The kernels, where they can take this vector as it is."""
-    if not vector.is_cuda or vector.dtype != torch.float32 or _functorch.peek_interpreter_stack() is not None:
-        return None
-    from .engines.fused import kernels  # here: engines know optimisers
-
-    return kernels()
 
 
 @dataclass(frozen=True)

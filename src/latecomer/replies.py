@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import tree
-from .optim import kernels_for
+from .blocks import kernels_for
 from .tree import Tree
 
 By = Literal["clients", "labelled", "examples"]  # a mean over all clients, those with labels, or labelled examples

@@ -92,7 +92,7 @@ def sub(a: Tree, b: Tree) -> Tree:
 def scale(tree: Tree, factor: float | Tensor) -> Tree:
     flat = flatten(tree)
     plain = _functorch.peek_interpreter_stack() is None and not (isinstance(factor, Tensor) and factor.ndim)
-    if plain and all(leaf.is_cuda for leaf in flat.values()):  # all leaves in one operation
+    if flat and plain and all(leaf.is_cuda for leaf in flat.values()):  # all leaves in one operation
         return unflatten(dict(zip(flat, torch._foreach_mul(list(flat.values()), factor), strict=True)))
     return map(lambda leaf: leaf * factor, tree)
 

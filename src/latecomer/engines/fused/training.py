@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import rows
-from .rows import Rows
+from .rows import Final, Rows
 
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
@@ -125,17 +125,13 @@ class _CrossEntropySlope(Rows):
         return by_logits, None, None, (error * share * wrong).sum((1, 2))
 
 
-class _Move(Rows):
-    """Nobody differentiates through it: then the plain operations are taken."""
+class _Move(Final):
+    """Who differentiates through a step takes the plain operations."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
         weights, velocity = rows.kernels().move(*inputs)
         return weights, velocity
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.mark_non_differentiable(*output)
 
 
 class _Split(Rows):
@@ -170,15 +166,11 @@ class _Join(Rows):
         return parts
 
 
-class _Draw(Rows):
+class _Draw(Final):
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
         place, real = rows.kernels().draw(*inputs)
         return place, real
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.mark_non_differentiable(*output)
 
 
 class _Take(torch.autograd.Function):
