@@ -102,8 +102,11 @@ PLAIN = SimpleNamespace(
     dense=lambda x, weight, bias, relu: (
         (x @ weight.mT + bias[:, None]).relu() if relu else x @ weight.mT + bias[:, None]
     ),
-    dense_by_x=lambda slope, gate, weight: gated(slope, gate) @ weight,
-    dense_by_weight=lambda x, slope, gate: (gated(slope, gate).mT @ x, gated(slope, gate).sum(1)),
+    dense_back=lambda slope, gate, x, weight, needs_x: (
+        gated(slope, gate) @ weight if needs_x else x.new_empty(len(x), 0),
+        gated(slope, gate).mT @ x,
+        gated(slope, gate).sum(1),
+    ),
     cross_entropy=lambda logits, y, weight: each(blocks.cross_entropy.__wrapped__, logits, y, weight),
     cross_entropy_slope=cross_entropy_slope,
     move=lambda *inputs: vmap(lambda *rows: blocks.move.__wrapped__(*rows[:3], *inputs[3:7], *rows[3:]))(

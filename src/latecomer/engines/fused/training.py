@@ -63,37 +63,32 @@ class _Dense(Rows):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, gate = ctx.saved_tensors
         gate = None if gate is None else gate.detach()  # it only says where a slope passes
-        by_x = _DenseByX.apply(slope, gate, weight) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
-        by_weight, by_bias = _DenseByWeight.apply(x, slope, gate)  # type: ignore[no-untyped-call]
-        return by_x, by_weight, by_bias, None
+        needs_x = ctx.needs_input_grad[0]
+        by_x, by_weight, by_bias = _DenseBack.apply(slope, gate, x, weight, needs_x)  # type: ignore[no-untyped-call]
+        return by_x if needs_x else None, by_weight, by_bias, None
 
 
-class _DenseByX(Rows):
-    @staticmethod
-    def forward(slope: Tensor, gate: Tensor | None, weight: Tensor) -> Tensor:
-        out: Tensor = rows.kernels().dense_by_x(slope, gate, weight)
-        return out
+class _DenseBack(Rows):
+    """Gradients of x (or nothing in its place), of the weight and of the bias."""
 
     @staticmethod
-    def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
-        slope, gate, weight = ctx.saved_tensors
-        return _passed(error @ weight.mT, gate), None, _passed(slope, gate).mT @ error
-
-
-class _DenseByWeight(Rows):
-    @staticmethod
-    def forward(x: Tensor, slope: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
-        by_weight, by_bias = rows.kernels().dense_by_weight(x, slope, gate)
-        return by_weight, by_bias
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        by_x, by_weight, by_bias = rows.kernels().dense_back(*inputs)
+        return by_x, by_weight, by_bias
 
     @staticmethod
-    def backward(ctx: Any, weight: Tensor, bias: Tensor) -> tuple[Tensor | None, ...]:
-        x, slope, gate = ctx.saved_tensors
-        return _passed(slope, gate) @ weight, _passed(x @ weight.mT + bias[:, None], gate), None
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        *tensors, ctx.needs_x = inputs
+        ctx.save_for_backward(*tensors)
 
-
-def _passed(slope: Tensor, gate: Tensor | None) -> Tensor:
-    return slope if gate is None else slope * (gate > 0)
+    @staticmethod
+    def backward(ctx: Any, by_x: Tensor, by_weight: Tensor, by_bias: Tensor) -> tuple[Tensor | None, ...]:
+        slope, gate, x, weight = ctx.saved_tensors
+        passed = slope if gate is None else slope * (gate > 0)
+        full, at_weight = x @ by_weight.mT + by_bias[:, None], None
+        if ctx.needs_x:
+            full, at_weight = full + by_x @ weight.mT, passed.mT @ by_x
+        return full if gate is None else full * (gate > 0), None, passed @ by_weight, at_weight, None
 
 
 class _CrossEntropy(Rows):

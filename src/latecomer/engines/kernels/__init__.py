@@ -1,7 +1,7 @@
 """Triton kernels for what many small networks do at once. Importing this needs Triton."""
 
 from .convolution import back, forward, stage
-from .dense import dense, dense_by_weight, dense_by_x
+from .dense import dense, dense_back
 from .drawing import draw
 from .norm import norm, norm_back
 from .pooling import pool, unpool
@@ -15,8 +15,7 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_slope",
     "dense",
-    "dense_by_weight",
-    "dense_by_x",
+    "dense_back",
     "draw",
     "forward",
     "join",

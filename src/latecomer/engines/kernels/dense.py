@@ -17,17 +17,17 @@ from .tile import precision, rounded
 
 @triton.jit
 def _product(
-    a, b, bias, out, gate, a_row, b_row, bias_row, count, terms: tl.constexpr, outputs: tl.constexpr,
+    a, b, bias, out, gate, net, tile, a_row, b_row, bias_row, count, terms: tl.constexpr, outputs: tl.constexpr,
     turned: tl.constexpr, biased: tl.constexpr, relu: tl.constexpr, gated: tl.constexpr,
     precision: tl.constexpr, PLACES: tl.constexpr, OUT: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
     """out[p, o] = sum over t of a[p, t] b[o, t], or, turned, of a[p, t] b[t, o]; the gate lies like a."""
-    net = tl.program_id(1).to(tl.int64)
     a += net * a_row
     gate += net * a_row
     b += net * b_row
-    place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
-    to = tl.program_id(2) * OUT + tl.arange(0, OUT)
+    banks: tl.constexpr = (outputs + OUT - 1) // OUT
+    place = tile // banks * PLACES + tl.arange(0, PLACES)
+    to = tile % banks * OUT + tl.arange(0, OUT)
     total = tl.zeros((PLACES, OUT), tl.float32)
     for first in range(0, terms, TERMS):
         k = first + tl.arange(0, TERMS)
@@ -49,15 +49,15 @@ def _product(
 
 @triton.jit
 def _by_weight(
-    x, slope, gate, out, out_bias, size, inputs: tl.constexpr, outputs: tl.constexpr,
+    x, slope, gate, out, out_bias, net, tile, size, inputs: tl.constexpr, outputs: tl.constexpr,
     gated: tl.constexpr, precision: tl.constexpr, SIZE: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
-    net = tl.program_id(1).to(tl.int64)
     x += net * size * inputs
     slope += net * size * outputs
     gate += net * size * outputs
-    i = tl.program_id(0) * IN + tl.arange(0, IN)
-    o = tl.program_id(2) * OUT + tl.arange(0, OUT)
+    banks: tl.constexpr = (outputs + OUT - 1) // OUT
+    i = tile // banks * IN + tl.arange(0, IN)
+    o = tile % banks * OUT + tl.arange(0, OUT)
     total = tl.zeros((OUT, IN), tl.float32)
     bias = tl.zeros((OUT,), tl.float32)
     for first in range(0, size, SIZE):
@@ -73,41 +73,69 @@ def _by_weight(
         bias += tl.sum(error, 1)
     at = net * outputs * inputs + o[:, None] * inputs + i[None, :]
     tl.store(out + at, total, mask=(o < outputs)[:, None] & (i < inputs)[None, :])
-    if tl.program_id(0) == 0:
+    if tile // banks == 0:
         tl.store(out_bias + net * outputs + o, bias, mask=o < outputs)
 
 
-def dense(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    return _multiply(x, rows_apart(weight), rows_apart(bias), None, False, relu)
-
-
-def dense_by_x(slope: Tensor, gate: Tensor | None, weight: Tensor) -> Tensor:
-    return _multiply(slope, rows_apart(weight), None, gate, True, False)
-
-
-def dense_by_weight(x: Tensor, slope: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The gradients of the weight and of the bias."""
-    nets, size, inputs = x.shape
-    outputs = slope.shape[-1]
-    out, bias = x.new_empty(nets, outputs, inputs), x.new_empty(nets, outputs)
-    tall, wide = rounded(outputs, 32), rounded(inputs, 64)
-    slope = slope.contiguous()
-    _by_weight[(triton.cdiv(inputs, wide), nets, triton.cdiv(outputs, tall))](
-        x.contiguous(), slope, slope if gate is None else gate.contiguous(), out, bias, size, inputs, outputs,
-        gate is not None, precision(), 32, wide, tall,
+@triton.jit
+def _forward(
+    x, weight, bias, out, weight_row, bias_row, count, inputs: tl.constexpr, outputs: tl.constexpr,
+    relu: tl.constexpr, precision: tl.constexpr, PLACES: tl.constexpr, OUT: tl.constexpr, TERMS: tl.constexpr,
+):  # fmt: skip
+    _product(
+        x, weight, bias, out, x, tl.program_id(1).to(tl.int64), tl.program_id(0), count * inputs, weight_row, bias_row,
+        count, inputs, outputs, False, True, relu, False, precision, PLACES, OUT, TERMS,
     )  # fmt: skip
-    return out, bias
 
 
-def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, gate: Tensor | None, turned: bool, relu: bool) -> Tensor:
-    nets, count, terms = a.shape
-    outputs = b.shape[2 if turned else 1]
-    a = a.contiguous()
-    out = torch.empty(nets, count, outputs, dtype=a.dtype, device=a.device)
-    places, wide, step = rounded(count, 32), rounded(outputs, 32), rounded(terms, 64)
-    _product[(triton.cdiv(count, places), nets, triton.cdiv(outputs, wide))](
-        a, b, a if bias is None else bias, out, a if gate is None else gate.contiguous(),
-        count * terms, b.stride(0), 0 if bias is None else bias.stride(0), count, terms, outputs,
-        turned, bias is not None, relu, gate is not None, precision(), places, wide, step,
+@triton.jit
+def _back(
+    slope, gate, x, weight, by_x, by_weight, by_bias, weight_row, count, tiles, inputs: tl.constexpr,
+    outputs: tl.constexpr, gated: tl.constexpr, precision: tl.constexpr, PLACES: tl.constexpr,
+    IN: tl.constexpr, TERMS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr,
+):  # fmt: skip
+    """Of one launch, the first `tiles` programs make the gradient of x, if anybody needs it, the others the rest."""
+    net, tile = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    if tile < tiles:
+        _product(
+            slope, weight, slope, by_x, gate, net, tile, count * outputs, weight_row, 0, count, outputs, inputs,
+            True, False, False, gated, precision, PLACES, IN, TERMS,
+        )  # fmt: skip
+    else:
+        _by_weight(
+            x, slope, gate, by_weight, by_bias, net, tile - tiles, count, inputs, outputs, gated, precision,
+            SIZE, WIDE, TALL,
+        )  # fmt: skip
+
+
+def dense(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    nets, count, inputs = x.shape
+    outputs = weight.shape[1]
+    weight, bias = rows_apart(weight), rows_apart(bias)
+    out = torch.empty(nets, count, outputs, dtype=x.dtype, device=x.device)
+    places, wide, step = rounded(count, 32), rounded(outputs, 32), rounded(inputs, 64)
+    _forward[(triton.cdiv(count, places) * triton.cdiv(outputs, wide), nets)](
+        x.contiguous(), weight, bias, out, weight.stride(0), bias.stride(0), count, inputs, outputs, relu,
+        precision(), places, wide, step,
     )  # fmt: skip
     return out
+
+
+def dense_back(
+    slope: Tensor, gate: Tensor | None, x: Tensor, weight: Tensor, needs_x: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x (or nothing, if nobody needs it), of the weight and of the bias."""
+    nets, count, inputs = x.shape
+    outputs = slope.shape[-1]
+    slope, weight = slope.contiguous(), rows_apart(weight)
+    by_x = x.new_empty(nets, count, inputs) if needs_x else x.new_empty(nets, 0)
+    by_weight, by_bias = x.new_empty(nets, outputs, inputs), x.new_empty(nets, outputs)
+    places, narrow, step = rounded(count, 32), rounded(inputs, 32), rounded(outputs, 64)
+    wide, tall = rounded(inputs, 64), rounded(outputs, 32)
+    tiles = triton.cdiv(count, places) * triton.cdiv(inputs, narrow) if needs_x else 0
+    _back[(tiles + triton.cdiv(inputs, wide) * triton.cdiv(outputs, tall), nets)](
+        slope, slope if gate is None else gate.contiguous(), x.contiguous(), weight, by_x, by_weight, by_bias,
+        weight.stride(0), count, tiles, inputs, outputs, gate is not None, precision(), places, narrow, step, 32,
+        wide, tall,
+    )  # fmt: skip
+    return by_x, by_weight, by_bias
