@@ -129,6 +129,11 @@ def clip_factor(vector: Tensor, limit: Number) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(
         vector, keepdim=True
     )  # one number, but not a scalar: those cost more under vmap
+    return shortened(norm, limit)
+
+
+def shortened(norm: Tensor, limit: Number) -> Tensor:
+    """The same, by the norm."""
     factor = ((norm + 1e-6).reciprocal() * limit).clamp(max=1.0)
     return torch.where(limit > 0, factor, 1.0) if isinstance(limit, Tensor) else factor
 

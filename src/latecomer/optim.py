@@ -9,7 +9,7 @@ import torch
 from torch._C import _functorch
 
 from . import tree
-from .blocks import clip_factor, kernels_for
+from .blocks import clip_factor, kernels_for, shortened
 from .tree import Tree
 
 MANY, BLOCK = 2**20, 2**16  # weights, from which on a CPU works in blocks, and those of a block
@@ -59,19 +59,23 @@ class Adam:
         many = state["first"].device.type == "cpu" and state["first"].numel() >= MANY
         if many and _functorch.peek_interpreter_stack() is None:  # blocks are written in place, which cannot be mapped
             return self._in_blocks(params, gradient, state, shrink)
-        if shrink:
-            params = {name: tree.scale({name: part}, shrink[name])[name] for name, part in params.items()}
-        weights, direction = tree.ravel(params), tree.ravel(gradient, like=params)
-        factor = clip_factor(direction, self.clip) if self.clip else torch.ones_like(direction[:1])
         slow, slower = self.betas
         count = state["count"] + 1
         pace, reach = self.lr / (1 - slow**count), 1 - slower**count
-        if (kernels := kernels_for(weights)) is not None:
+        if (kernels := kernels_for(state["first"])) is not None:
+            flat, slopes = tree.flatten(params), tree.flatten(gradient)
+            parts = [leaf.reshape(-1) for leaf in flat.values()], [slopes[path].reshape(-1) for path in flat]
+            rests = [shrink[path.partition("/")[0]] if shrink else 1.0 for path in flat]
+            factor = shortened(kernels.length(*parts[1]), self.clip) if self.clip else torch.ones_like(pace)
             scalars = factor, pace, reach
-            after = kernels.adam(weights, direction, state["first"], state["second"], scalars, self.betas, self.epsilon)
+            after = kernels.adam(*parts, rests, state["first"], state["second"], scalars, self.betas, self.epsilon)
             weights, first, second = after
         else:
-            direction = direction * factor
+            if shrink:
+                params = {name: tree.scale({name: part}, shrink[name])[name] for name, part in params.items()}
+            weights, direction = tree.ravel(params), tree.ravel(gradient, like=params)
+            if self.clip:
+                direction = direction * clip_factor(direction, self.clip)
             first = state["first"].lerp(direction, 1 - slow)
             second = slower * state["second"] + (1 - slower) * direction.square()
             weights = weights - pace * first / ((second / reach).sqrt() + self.epsilon)

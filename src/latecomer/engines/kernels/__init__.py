@@ -5,7 +5,8 @@ from .dense import dense, dense_back
 from .drawing import draw
 from .norm import norm, norm_back
 from .pooling import pool, unpool
-from .training import adam, cross_entropy, cross_entropy_slope, join, move, take, total
+from .training import cross_entropy, cross_entropy_slope, take
+from .vectors import adam, join, length, move, total
 from .wide import back as wide_back
 from .wide import forward as wide_forward
 
@@ -19,6 +20,7 @@ __all__ = [
     "draw",
     "forward",
     "join",
+    "length",
     "move",
     "norm",
     "norm_back",
