@@ -62,7 +62,7 @@ class Diary(toys.Idle):
         return dict(home.memory)
 
     def shapes(self, home: Home, *, params: Tree) -> Tree:
-        return {"product": params["w"] @ params["v"]}
+        return {"product": params["w"].flatten() @ params["v"]}
 
     def quarrel(self, home: Home) -> Tree:
         raise ProtocolError("this is a sentence already")
@@ -442,3 +442,28 @@ def test_seeds_in_lockstep_may_be_at_models_of_different_sizes(engine: str) -> N
     assert [part.tolist() for part in first] == [[3.0] * 4, [2.0] * 4]
     assert [part.tolist() for part in second] == [[4.0] * 4]
     lockstep.close()
+
+
+@pytest.mark.parametrize(("filters", "together"), [(False, [2]), (True, [1, 1])])
+def test_on_a_cpu_seeds_that_share_filters_go_one_by_one(
+    filters: bool, together: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Vector(METHOD, toys.federations(2), "cpu")
+    run_, counts = engine._run, []
+
+    def counted(step: str, inputs: tuple[Any, ...]) -> tuple[Tree, Tree]:
+        counts.append(len(inputs[0]))
+        return run_(step, inputs)
+
+    monkeypatch.setattr(engine, "_run", counted)
+
+    def work(run: int, engine: Any) -> list[float]:
+        params = {"w": torch.full((1, 1, 2, 2) if filters else (4,), run + 1.0), "v": torch.ones(4)}
+        clients = Clients(engine, torch.arange(3), 0, run_index=run)
+        product: list[float] = clients.run(METHOD.shapes, shared={"params": params}).each["product"].tolist()
+        return product
+
+    lockstep = Lockstep(engine)
+    assert lockstep([partial(work, 0), partial(work, 1)]) == [[4.0] * 3, [8.0] * 3]
+    lockstep.close()
+    assert counts == together

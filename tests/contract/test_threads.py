@@ -10,13 +10,15 @@ import torch
 
 import toys
 from latecomer.clients import Clients
+from latecomer.engines import loop
 from latecomer.engines.loop import Loop
 from latecomer.errors import StepError
 from latecomer.tree import Tree
 
 
 @pytest.fixture
-def two_threads() -> Iterator[None]:
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(loop, "SMALL", 0)  # else networks as small as these take turns
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -35,6 +37,14 @@ def test_as_many_clients_at_a_time_as_there_are_threads(name: str, request: pyte
     expected = trained(name, 1)
     request.getfixturevalue("two_threads")
     assert toys.gap(expected, trained(name, 2)) < 1e-9
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_small_networks_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = toys.method("fedavg")
+    for limit, threads in ((method.task.model.size, 2), (method.task.model.size + 1, 1)):
+        monkeypatch.setattr(loop, "SMALL", limit)
+        assert Loop(method, [toys.federation()]).threads == threads
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -19,13 +19,14 @@ from .home import WEIGHT, Homes, PackedHome
 from .memory import Shelf
 
 T = TypeVar("T")
+SMALL = 2**15  # weights below which a step is mostly Python, of which only one thread can run at a time
 
 
 class Loop(Shelf):
     """One client at a time, or on a CPU one for every thread that PyTorch may use.
 
     A network as small as a client's cannot keep two threads busy, but two networks can, and they never wait for each
-    other. A client that is left over gets all threads.
+    other. A client that is left over gets all threads. Networks that are smaller still take turns.
     """
 
     def __init__(self, method: Method, federations: Sequence[Federation], device: torch.device | str = "cpu") -> None:
@@ -33,7 +34,8 @@ class Loop(Shelf):
         self.device = torch.device(device)
         self.homes = Homes(federations, self.device, method.task.dtype)
         super().__init__(method, federations, self.device)
-        self.threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+        alone = self.device.type != "cpu" or method.task.model.size < SMALL
+        self.threads = 1 if alone else torch.get_num_threads()
         ready = partial(_settle, method, self.device)  # not a method of ours: threads would keep the engine alive
         self.pool = ThreadPoolExecutor(self.threads, initializer=ready) if self.threads > 1 else None
 

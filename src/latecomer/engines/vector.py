@@ -61,7 +61,13 @@ class Vector(Shelf):
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
         for some in same_shapes(asks):
-            self._together(step, some)
+            for group in ([ask] for ask in some) if self._shares_filters(some[0]) else (some,):
+                self._together(step, group)
+
+    def _shares_filters(self, ask: Ask) -> bool:
+        """Whether asks together would make groups of one convolution, which on a CPU takes longer than one by one."""
+        sent = tree.leaves(ask.shared | ask.recalled)
+        return self.device.type == "cpu" and any(leaf.ndim == 4 for leaf in sent)
 
     def _together(self, step: str, asks: Sequence[Ask], first: int = 0) -> None:
         """The clients of all asks, from the place `first` of each on."""
