@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import history
 import plain
 import scale
 import toys
+import twins
 from latecomer import Federation, tree
 from latecomer.engines import make
 from latecomer.experiment import make_task
@@ -80,6 +82,25 @@ def test_the_plain_loop_trains_as_the_engines_do() -> None:
     found = clients.plain()()
     assert min(float(leaf.abs().max()) for leaf in tree.leaves(expected)) > 1e-4
     assert toys.gap(expected, found) < 1e-6
+
+
+def test_twins_lend_their_models() -> None:
+    """The third client has the classes, and the examples, of the second; nobody has those of the fourth."""
+    random = np.random.default_rng(0)
+    x, rows = random.integers(0, 256, (6, 16, 16, 3), dtype=np.uint8), [[0, 1], [2, 3], [2, 3], [4, 5]]
+    federation = Federation.from_arrays(x, np.arange(6), train=rows, test=rows, val=rows, members=2)
+    task = make_task(federation, builder("lenet", federation.examples.shape))
+    method = PeFLL(task=task, clients=4, members=2, batch=2, steps=5, lr=0.05)
+    training = Training(method, [federation], make("loop", method, [federation], "cpu"), Plan(cohort=2))
+    training.advance()
+    training.evaluate()
+    words = re.fullmatch(
+        r"seed 0: members \S+; latecomers \S+; 1 with twins (\S+), the twins themselves (\S+); "
+        r"their models on the latecomers' data (\S+); 1 without twins \S+",
+        twins.compare(training, 0),
+    )
+    assert words
+    assert len(set(words.groups())) == 1
 
 
 def test_bench_runs_and_records_nothing_tiny(capsys: pytest.CaptureFixture[str]) -> None:
