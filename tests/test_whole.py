@@ -42,6 +42,13 @@ def trained(graphs: Calls | None, chunk: int = 0) -> tuple[list[tree.Tree], list
     return training.states, [line | {"seconds": 0} for line in training.drain()], engine
 
 
+def test_rounds_of_many_chunks_replay_a_chunk() -> None:
+    """Two seeds of five clients, a chunk of one: ten chunks."""
+    graphs = Calls(room=True)
+    trained(graphs, chunk=1)
+    assert set(graphs.names) == {"describe", "fit", "backprop"}
+
+
 @pytest.mark.parametrize("chunk", [0, 3], ids=["at once", "in chunks"])
 @pytest.mark.parametrize("room", [True, False], ids=["fits", "out of memory"])
 def test_whole_rounds_are_the_same_rounds(room: bool, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,8 +74,8 @@ class Engine(Protocol):
     def remember(self, run: int, kept: Tree) -> None:
         """The way back."""
 
-    def whole(self) -> Whole | None:
-        """A faster way through whole rounds, if the engine has one."""
+    def whole(self, rows: int) -> Whole | None:
+        """A faster way through whole rounds of so many clients in all, if the engine has one."""
 
 
 class Whole(Protocol):

@@ -64,7 +64,7 @@ class _Worker:
     def remember(self, run: int, kept: Tree) -> None:
         self.engine.remember(run, kept)
 
-    def whole(self) -> Whole | None:
+    def whole(self, rows: int) -> Whole | None:
         return None  # its rounds are parts of what all runs do together
 
     def begin(self, work: Callable[[Engine], object] | None) -> None:

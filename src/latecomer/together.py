@@ -197,5 +197,5 @@ class _Share:
     def remember(self, run: int, kept: Tree) -> None:
         self.engine.remember(self.first + run, kept)
 
-    def whole(self) -> None:
+    def whole(self, rows: int) -> None:
         return None  # its rounds are parts of what all runs do together

@@ -96,7 +96,7 @@ class Training:
 
     def advance(self) -> None:
         """One round of every run."""
-        whole = self.engine.whole() if self.steady else None
+        whole = self.engine.whole(self.plan.cohort * len(self.states)) if self.steady else None
         if whole is None:
             works = [partial(self._round, run, self.states[run], self.ledgers[run]) for run in range(len(self.states))]
             self.states = self.lockstep(works)

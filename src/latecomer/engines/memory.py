@@ -91,7 +91,7 @@ class Shelf:
             self._scratch[run] = (scratch, memories)
         return memories
 
-    def whole(self) -> Whole | None:
+    def whole(self, rows: int) -> Whole | None:
         return None
 
     def memories(self, run: int) -> Tree:

@@ -23,6 +23,7 @@ from .reroute import rerouted
 from .room import COPIES, activation_bytes, budget, message_bytes
 
 Mapped = Callable[..., tuple[Tree, Tree]]
+UNROLLED = 8  # chunks in the graph of a whole round, one after the other; more replay one graph of a chunk
 
 
 class Vector(Shelf):
@@ -48,10 +49,11 @@ class Vector(Shelf):
         self.graphs = Graphs() if graphs and self.device.type == "cuda" else None
         self.in_parts = False  # whether whole rounds did not fit into memory
 
-    def whole(self) -> Whole | None:
+    def whole(self, rows: int) -> Whole | None:
         """Whole rounds as graphs, if the host has nothing to look up: neither memories nor model sizes."""
         host = self.method.task.sizes or any(memories.blank for memories in self.kept)
-        return None if self.graphs is None or self.in_parts or host else _Rounds(self, self.graphs)
+        long = rows > UNROLLED * self.chunk
+        return None if self.graphs is None or self.in_parts or host or long else _Rounds(self, self.graphs)
 
     def prepare(self, run: int, ids: Tensor, number: int) -> Cohort:
         """What a round needs to know about its clients, on the device."""

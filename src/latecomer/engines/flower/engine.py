@@ -47,7 +47,7 @@ class Flower:
     def remember(self, run: int, kept: Tree) -> None:
         self.grid.remember(run, kept)
 
-    def whole(self) -> None:
+    def whole(self, rows: int) -> None:
         return None
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
