@@ -105,3 +105,13 @@ def test_members_and_latecomers_adapt_the_common_model(engine: str) -> None:
     assert (sent.shared, sent.each) == ({}, {}), "the clients hold their models already"
     expected = np.stack([descend(START, X[rows], Y[rows], 3, lr=ALPHA) for rows in ROWS[1:]])
     assert flat(made.memories(0)["rows"]["params"]) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["vector", "loop"])
+def test_adapting_by_steps(engine: str) -> None:
+    """The second member's two examples are one batch; one step is what the paper scores after."""
+    method, state = build(adapt_epochs=3, adapt_steps=1)
+    made = make(engine, method, [FEDERATION], "cpu")
+    method.personalise(state, Clients(made, torch.tensor([1, 2]), -1))
+    expected = np.stack([START - ALPHA * slope(START, rows) for rows in ROWS[1:]])
+    assert flat(made.memories(0)["rows"]["params"]) == pytest.approx(expected, abs=1e-12)

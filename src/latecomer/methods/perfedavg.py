@@ -24,6 +24,7 @@ class PerFedAvg(KeepsOwnModel, AveragesOneModel):
     epochs: int = setting(1, "local passes over the data a round", low=1)
     batch: int = setting(32, "examples in each of the two or three batches of a local step", low=1)
     adapt_epochs: int = setting(1, "passes over the data of a client that adapts the common model for its use", low=1)
+    adapt_steps: int = setting(0, "gradient steps instead of passes (the paper: 1); 0: passes", low=0)
 
     inner: learn.SGD = made()
 
@@ -48,8 +49,11 @@ class PerFedAvg(KeepsOwnModel, AveragesOneModel):
         return tree.unravel(weights - start, params)
 
     def adapt(self, home: Home, *, params: Tree) -> Tree:
-        adapted = self.inner(self.task.loss, params, home.epochs(self.adapt_epochs, self.batch, "adapt"))
-        home.memory = {"params": adapted}
+        if self.adapt_steps:
+            batches = home.batches(self.adapt_steps, self.batch, "adapt")
+        else:
+            batches = home.epochs(self.adapt_epochs, self.batch, "adapt")
+        home.memory = {"params": self.inner(self.task.loss, params, batches)}
         return {}
 
     # on the server
