@@ -29,10 +29,11 @@ from latecomer.experiment import Experiment
 from latecomer.folder import Folder
 from latecomer.method import Method
 from latecomer.methods.odpflhn import ODPFLHN
-from latecomer.run import Run, restore
+from latecomer.run import Run
 from latecomer.settings import Settings, settings_of
 from latecomer.train import Training
 from latecomer.tree import Tree
+from runs import restored
 
 SETTING = {"data": "cifar10", "partition": "classes", "clients": "100", "unseen": "0.1", "unseen_labelled": "false"}
 PRIVATE = {"pool": "mean", "bound": "1", "seeds": "3"}
@@ -87,12 +88,7 @@ def curves(path: Path, epsilons: list[float], sizes: list[int], draws: int) -> N
 def asked_with(experiment: Experiment, folder: Folder, epsilon: float, size: int) -> Training:
     """The trained networks, and clients that have at most so many examples."""
     fewer = dataclasses.replace(experiment.settings, examples=size)
-    training = Experiment(fewer, {**experiment.own, "epsilon": epsilon}).training()
-    found = folder.load()
-    if found is None:
-        raise SystemExit(f"{folder.path} has no checkpoint.")
-    restore(training, *found)
-    return training
+    return restored(Experiment(fewer, {**experiment.own, "epsilon": epsilon}), folder)
 
 
 def exchanged(training: Training) -> None:

@@ -12,8 +12,9 @@ import torch
 
 from latecomer.cli import flags
 from latecomer.experiment import Experiment
+from latecomer.folder import Folder
 from latecomer.method import Method
-from latecomer.run import Run
+from latecomer.run import Run, restore
 from latecomer.settings import Settings, settings_of
 from latecomer.train import Training
 
@@ -44,6 +45,15 @@ def go(name: str, values: Mapping[str, Any], every: int) -> None:
         print(f"in all {time.perf_counter() - began:.1f} s")
         if torch.cuda.is_available():
             print(f"peak GPU memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
+
+
+def restored(experiment: Experiment, folder: Folder) -> Training:
+    """A training with what the last checkpoint of a run has."""
+    training, found = experiment.training(), folder.load()
+    if found is None:
+        raise SystemExit(f"{folder.path} has no checkpoint.")
+    restore(training, *found)
+    return training
 
 
 def scores(metrics: Mapping[str, Any]) -> str:

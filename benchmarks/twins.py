@@ -22,18 +22,15 @@ from latecomer.clients import Clients, Sending
 from latecomer.evaluate import Scores
 from latecomer.experiment import Experiment
 from latecomer.folder import Folder
-from latecomer.run import restore
 from latecomer.train import Training
+from runs import restored
 
 
 def main() -> None:
     if len(sys.argv) != 2:
         raise SystemExit(__doc__)
     folder = Folder.open(Path(sys.argv[1]))
-    training, found = Experiment.read(folder.settings, folder.path / "settings.toml").training(), folder.load()
-    if found is None:
-        raise SystemExit(f"{folder.path} has no checkpoint.")
-    restore(training, *found)
+    training = restored(Experiment.read(folder.settings, folder.path / "settings.toml"), folder)
     print(where())
     for run in range(len(training.federations)):
         print(compare(training, run), flush=True)
@@ -61,11 +58,10 @@ def compare(training: Training, run: int) -> str:
     own = dict(zip(ids.tolist(), score(ids.tolist(), ids.tolist()), strict=True))
     kinds = [classes(federation, client) for client in range(len(federation))]
     twins = {client: [member for member in members if kinds[member] == kinds[client]] for client in late}
-    home, lent = [], []
-    for client, some in twins.items():
-        if some:
-            home.append(fmean(own[twin] for twin in some))
-            lent.append(fmean(score([client], [twin])[0] for twin in some))
+    pairs = [(client, twin) for client, some in twins.items() for twin in some]
+    guest = dict(zip(pairs, score(*zip(*pairs, strict=True)) if pairs else [], strict=True))
+    home = [fmean(own[twin] for twin in some) for some in twins.values() if some]
+    lent = [fmean(guest[client, twin] for twin in some) for client, some in twins.items() if some]
     parts = [f"seed {federation.seed}: members {fmean(own[c] for c in members):.1f}"]
     parts += [f"latecomers {fmean(own[c] for c in late):.1f}"]
     if home:

@@ -63,7 +63,8 @@ class Vector(Shelf):
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
         for some in same_shapes(asks):
-            for group in ([ask] for ask in some) if self._shares_filters(some[0]) else (some,):
+            groups = [[ask] for ask in some] if self._shares_filters(some[0]) else [some]
+            for group in groups:
                 self._together(step, group)
 
     def _shares_filters(self, ask: Ask) -> bool:
