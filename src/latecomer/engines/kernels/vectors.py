@@ -16,7 +16,7 @@ MOST_PARTS = 24  # of a gradient that a step reads from where they are; more are
 
 
 @triton.jit
-def _joined(parts, aparts, net, first, starts: tl.constexpr, BLOCK: tl.constexpr):
+def _joined(parts, aparts, net, first, starts, BLOCK: tl.constexpr):
     """A row of several matrices that are laid end to end: BLOCK numbers from `first` on."""
     at = first + tl.arange(0, BLOCK)
     value = tl.zeros((BLOCK,), tl.float32)
@@ -29,7 +29,7 @@ def _joined(parts, aparts, net, first, starts: tl.constexpr, BLOCK: tl.constexpr
 
 
 @triton.jit
-def _join(parts, aparts, out, starts: tl.constexpr, total: tl.constexpr, BLOCK: tl.constexpr):
+def _join(parts, aparts, out, starts, total: tl.constexpr, BLOCK: tl.constexpr):
     net = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * BLOCK
     at = first + tl.arange(0, BLOCK)
@@ -37,7 +37,7 @@ def _join(parts, aparts, out, starts: tl.constexpr, total: tl.constexpr, BLOCK: 
 
 
 @triton.jit
-def _squares(parts, aparts, out, starts: tl.constexpr, BLOCK: tl.constexpr):
+def _squares(parts, aparts, out, starts, BLOCK: tl.constexpr):
     net = tl.program_id(1).to(tl.int64)
     value = _joined(parts, aparts, net, tl.program_id(0) * BLOCK, starts, BLOCK)
     tl.store(out + net * tl.num_programs(0) + tl.program_id(0), tl.sum(value * value, 0))
@@ -46,7 +46,7 @@ def _squares(parts, aparts, out, starts: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def _move(
     parts, aparts, weights, velocity, moving, squares, out, out_velocity, lr, momentum, decay, clip, weights_apart,
-    starts: tl.constexpr, count: tl.constexpr, blocks: tl.constexpr, clips: tl.constexpr, runs: tl.constexpr,
+    starts, count: tl.constexpr, blocks: tl.constexpr, clips: tl.constexpr, runs: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     net = tl.program_id(1).to(tl.int64)
@@ -85,7 +85,7 @@ def _total(weight, rows, out, count, columns, apart, ROWS: tl.constexpr, BLOCK: 
 
 @triton.jit
 def _adam(
-    weights, slopes, rests, first, second, factor, pace, reach, out, out_first, out_second, starts: tl.constexpr,
+    weights, slopes, rests, first, second, factor, pace, reach, out, out_first, out_second, starts,
     slow: tl.constexpr, slower: tl.constexpr, epsilon: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Weights and gradient come in parts; `rests` says what to multiply the weights of each by, before the step."""
@@ -129,11 +129,11 @@ def move(
     parts, aparts, starts = _ends(_few(slopes))
     squares = weights.new_empty(nets, blocks)
     if clip:
-        _squares[(blocks, nets)](parts, aparts, squares, starts, block)
+        _squares[(blocks, nets)](parts, aparts, squares, _fixed(starts), block)
     out, after = weights.new_empty(nets, count), torch.empty_like(velocity if momentum else velocity[:, :0])
     _move[(blocks, nets)](
         parts, aparts, weights, velocity, moving.contiguous(), squares, out, after, lr, momentum, decay, clip,
-        weights.stride(0), starts, count, blocks, clip > 0, momentum > 0, block, triton.next_power_of_2(blocks),
+        weights.stride(0), _fixed(starts), count, blocks, clip > 0, momentum > 0, block, triton.next_power_of_2(blocks),
     )  # fmt: skip
     return out, after
 
@@ -143,7 +143,7 @@ def join(*parts: Tensor) -> Tensor:
     apart, aparts, starts = _ends(parts)
     out = parts[0].new_empty(len(parts[0]), starts[-1])
     block = 1024
-    _join[(triton.cdiv(starts[-1], block), len(out))](apart, aparts, out, starts, starts[-1], block)
+    _join[(triton.cdiv(starts[-1], block), len(out))](apart, aparts, out, _fixed(starts), starts[-1], block)
     return out
 
 
@@ -157,6 +157,11 @@ def _ends(parts: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[int, ...],
     apart = tuple(rows_apart(part) for part in parts)
     starts = tuple(accumulate((part.shape[1] for part in parts), initial=0))
     return apart, tuple(part.stride(0) for part in apart), starts
+
+
+def _fixed(numbers: Sequence[int]) -> tuple[tl.constexpr, ...]:
+    """Numbers that a kernel is compiled for. One constant that is a tuple would do, too, but not for `ahead.py`."""
+    return tuple(tl.constexpr(number) for number in numbers)
 
 
 def total(weight: Tensor, rows: Tensor) -> Tensor:
@@ -173,7 +178,7 @@ def length(*parts: Tensor) -> Tensor:
     rows, aparts, starts = _ends(_few([part[None] for part in parts]))
     block = 2048
     squares = parts[0].new_empty(1, triton.cdiv(starts[-1], block))
-    _squares[(squares.shape[1], 1)](rows, aparts, squares, starts, block)
+    _squares[(squares.shape[1], 1)](rows, aparts, squares, _fixed(starts), block)
     return squares.sum(1).sqrt()
 
 
@@ -199,7 +204,7 @@ def adam(
     out, out_first, out_second = (torch.empty_like(first) for _ in range(3))
     block = 1024
     _adam[(triton.cdiv(starts[-1], block),)](
-        tuple(weights), tuple(slopes), tuple(rests), first, second, *scalars, out, out_first, out_second, starts,
+        tuple(weights), tuple(slopes), tuple(rests), first, second, *scalars, out, out_first, out_second, _fixed(starts),
         *betas, epsilon, block,
     )  # fmt: skip
     return out, out_first, out_second
