@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 import toys
-from latecomer import methods, tree
+from latecomer import engines, methods, tree
 from latecomer.clients import Ask, Clients
 from latecomer.data import Federation
-from latecomer.engines import auto, make, pick_device
+from latecomer.engines import auto, make, pick_device, waking
 from latecomer.engines.home import Homes, PackedHome, entropy
 from latecomer.engines.room import activation_bytes
 from latecomer.engines.vector import Vector
@@ -467,3 +467,30 @@ def test_on_a_cpu_seeds_that_share_filters_go_one_by_one(
     assert lockstep([partial(work, 0), partial(work, 1)]) == [[4.0] * 3, [8.0] * 3]
     lockstep.close()
     assert counts == together
+
+
+def test_while_the_body_runs_a_gpu_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[torch.device] = []
+    monkeypatch.setattr(engines, "_wake", woken.append)
+    with waking("cpu"):
+        pass
+    assert woken == [torch.device("cpu")]
+
+
+def test_a_gpu_that_cannot_be_opened_is_an_error_after_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: torch.device) -> None:
+        raise RuntimeError("no GPU memory")
+
+    monkeypatch.setattr(engines, "_wake", fail)
+    done = False
+    with pytest.raises(RuntimeError, match="no GPU memory"), waking("cpu"):
+        done = True
+    assert done
+
+
+def test_waking_maps_a_gradient_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped: list[torch.device] = []
+    monkeypatch.setattr(engines, "vmap", lambda function: lambda rows: mapped.append(rows.device))
+    engines._wake(torch.device("meta"))  # as a GPU, it is not a CPU
+    engines._wake(torch.device("cpu"))
+    assert mapped == [torch.device("meta")]

@@ -16,7 +16,7 @@ import torch
 
 from . import __version__, methods
 from .data import Federation, federate, load
-from .engines import make
+from .engines import make, waking
 from .errors import DataError, RunError, SettingError
 from .method import Method
 from .nets.check import check
@@ -84,7 +84,8 @@ class Experiment:
             torch.set_num_threads(s.threads)
         torch.set_float32_matmul_precision("high" if s.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = s.tf32
-        federations = self.federations()
+        with waking(s.device):
+            federations = self.federations()
         method = self.method(federations)
         engine = make(s.engine, method, federations, s.device, chunk=s.chunk, graphs=s.graphs)
         plan = {field.name: getattr(s, field.name) for field in dataclasses.fields(Plan)}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
+from torch.func import grad, vmap
 
 from ..clients import Engine
 from ..data.federation import Federation
@@ -57,3 +60,23 @@ def pick_device(name: str) -> torch.device:
     if name != "cpu" and not torch.cuda.is_available():
         raise SettingError(f"--device {name} asks for a GPU, but PyTorch finds none; use --device cpu.")
     return torch.device(name)
+
+
+@contextmanager
+def waking(device: str) -> Iterator[None]:
+    """While the body runs, open the GPU and import what PyTorch puts off until a gradient is first mapped."""
+    where = pick_device(device)
+    with ThreadPoolExecutor(1) as pool:
+        awake = pool.submit(_wake, where)
+        yield
+        awake.result()
+
+
+def _wake(device: torch.device) -> None:
+    if device.type == "cpu":
+        return  # little to wake, and an error in the data would have to wait for it
+    from .fused import kernels
+
+    kernels()
+    some = torch.ones(2, 2, device=device)
+    vmap(grad(lambda row: (row @ some).square().sum()))(some)

@@ -204,7 +204,7 @@ def adam(
     out, out_first, out_second = (torch.empty_like(first) for _ in range(3))
     block = 1024
     _adam[(triton.cdiv(starts[-1], block),)](
-        tuple(weights), tuple(slopes), tuple(rests), first, second, *scalars, out, out_first, out_second, _fixed(starts),
-        *betas, epsilon, block,
+        tuple(weights), tuple(slopes), tuple(rests), first, second, *scalars, out, out_first, out_second,
+        _fixed(starts), *betas, epsilon, block,
     )  # fmt: skip
     return out, out_first, out_second
