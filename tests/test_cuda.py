@@ -16,8 +16,9 @@ from torch.func import grad, vmap
 from latecomer import Federation, blocks, make_task, methods, tree
 from latecomer.clients import Clients
 from latecomer.data.shuffle import draw, purpose
-from latecomer.engines import ahead, graphs
+from latecomer.engines import ahead
 from latecomer.engines.fused import kernels
+from latecomer.engines.replays import EAGER_CALLS
 from latecomer.engines.reroute import WIDEST, rerouted
 from latecomer.engines.vector import Vector
 from latecomer.errors import MemoryShortage
@@ -64,12 +65,12 @@ def replies(engine: Vector, method: object, rounds: int) -> list[dict[str, torch
 def test_gpu_with_graphs_agrees_with_the_cpu() -> None:
     federation = images()
     method = methods.get("pfedhn")(task=make_task(federation, LeNet), clients=6, members=5, steps=3, batch=16, lr=0.01)
-    rounds = graphs.EAGER_CALLS + 3
+    rounds = EAGER_CALLS + 3
     expected = replies(Vector(method, [federation]), method, rounds)
     engine = Vector(method, [federation], CUDA)
     found = replies(engine, method, rounds)
     assert engine.graphs is not None
-    assert len(engine.graphs._graphs) == 1, "the last rounds were replays"
+    assert len(engine.graphs._kept) == 1, "the last rounds were replays"
     for a, b in zip(expected, found, strict=True):
         for name in a:
             torch.testing.assert_close(a[name], b[name], atol=1e-5, rtol=1e-3)
@@ -116,7 +117,7 @@ def test_whole_rounds_are_replayed_and_change_nothing(name: str) -> None:
         lines = []
         for _ in training.go():
             lines += training.drain()
-        captured = [key[0] for key in engine.graphs._graphs] if engine.graphs else []
+        captured = [key[0] for key in engine.graphs._kept] if engine.graphs else []
         assert ("a whole round" in captured) == whole
         found.append((training.states, [line | {"seconds": 0} for line in lines]))
     (replayed, told), (plain, expected) = found
@@ -286,7 +287,7 @@ def test_models_train_alike_on_both_devices(name: str) -> None:
     federation = texts() if name == "lstm" else images()
     task = make_task(federation, MODELS[name])
     method = methods.get("fedavg")(task=task, clients=6, members=5, lr=0.01, batch=64)  # one step: more wander apart
-    rounds = graphs.EAGER_CALLS + 2
+    rounds = EAGER_CALLS + 2
     expected = replies(Vector(method, [federation]), method, rounds)
     found = replies(Vector(method, [federation], CUDA), method, rounds)
     for here, there in zip(expected, found, strict=True):

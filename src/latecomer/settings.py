@@ -99,7 +99,7 @@ class Settings:
         0, "processor threads; 0: as PyTorch chooses (sums round differently with another number)", low=0
     )
     chunk: int = setting(0, "clients at once; 0: as many as fit into memory", low=0)
-    graphs: bool = setting(True, "on a GPU, replay exchanges as CUDA graphs")
+    graphs: bool = setting(True, "replay exchanges: as CUDA graphs on a GPU, operation by operation on a CPU")
     tf32: bool = setting(True, "on a GPU, let matrix products round their inputs to TF32")
     name: str = setting("", "name of the run folder (default: method, data, time)")
     out: str = setting("runs", "folder that holds the run folders")

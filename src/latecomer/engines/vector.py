@@ -21,6 +21,7 @@ from .home import CLIENT, WEIGHT, Homes, PackedHome
 from .memory import Shelf
 from .reroute import rerouted
 from .room import COPIES, activation_bytes, budget, message_bytes
+from .tapes import Tapes
 
 Mapped = Callable[..., tuple[Tree, Tree]]
 UNROLLED = 8  # chunks in the graph of a whole round, one after the other; more replay one graph of a chunk
@@ -47,6 +48,7 @@ class Vector(Shelf):
         self.fixed = chunk > 0
         self.chunk = chunk or self._fitting()
         self.graphs = Graphs() if graphs and self.device.type == "cuda" else None
+        self.tapes = Tapes() if graphs and self.device.type == "cpu" else None
         self.in_parts = False  # whether whole rounds did not fit into memory
 
     def whole(self, rows: int) -> Whole | None:
@@ -136,10 +138,9 @@ class Vector(Shelf):
     def _run(self, step: str, inputs: tuple[Any, ...]) -> tuple[Tree, Tree]:
         asks, shared = len(inputs[0]), bool(inputs[3])
         function = self._nested(step) if asks > 1 and shared else self._flat(step, asks)
-        if self.graphs is not None:
-            result: tuple[Tree, Tree] = self.graphs(step, function, inputs)
-            return result
-        return function(*inputs)
+        replays = self.graphs or self.tapes
+        result: tuple[Tree, Tree] = replays(step, function, inputs) if replays else function(*inputs)
+        return result
 
     def _work(self, step: str) -> Callable[..., Tree]:
         """The step, for one client."""

@@ -1,0 +1,156 @@
+"""Tapes: what was recorded is played to the last bit, and what cannot be played is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad, vmap
+
+import toys
+from latecomer import methods, tree
+from latecomer.engines import tapes
+from latecomer.engines.replays import EAGER_CALLS, KEPT
+from latecomer.engines.tapes import Tapes
+from latecomer.engines.vector import Vector
+from latecomer.train import Plan, Training
+
+CALLS = EAGER_CALLS + 1  # as it is, and recorded
+
+
+def some(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def played(function: Callable[..., Any], *inputs: Callable[[int], Any]) -> int:
+    """Compare five calls with the function itself; how often it was called by the tapes."""
+    calls = 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return function(*args)
+
+    play = Tapes()
+    for seed in range(5):
+        found = play("it", counted, tuple(make(seed) for make in inputs))
+        expected = function(*(make(seed) for make in inputs))
+        for a, b in zip(torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(expected), strict=True):
+            assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
+    return calls
+
+
+def test_mapped_gradients_are_played_to_the_last_bit() -> None:
+    scale = torch.tensor(3.0)  # of nobody's, and always the same
+
+    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        hidden = F.relu(F.max_pool2d(F.conv2d(x, weights["filters"], padding=2), 2)).flatten(1)
+        first, second = (hidden @ weights["out"]).split([2, 1], 1)
+        return (first.log_softmax(-1) * scale).sum() + second.square().mean()
+
+    def weights(seed: int) -> dict[str, Tensor]:
+        return {"filters": some(seed, 4, 3, 1, 5, 5), "out": some(seed, 4, 3 * 16, 3)}
+
+    step = vmap(grad(loss))
+    assert played(step, weights, lambda seed: some(seed + 9, 4, 2, 1, 8, 8)) == CALLS
+
+
+def test_what_is_no_tensor_is_returned_as_it_was() -> None:
+    assert played(lambda x: {"sum": x.sum(0), "rows": len(x)}, lambda seed: some(seed, 3, 2)) == CALLS
+
+
+def test_a_tensor_may_be_passed_twice_and_then_not() -> None:
+    play, a, b = Tapes(), some(1, 3), some(2, 3)
+    for first, second in ((a, a), (a, a), (a, a), (a, b), (b, a)):
+        assert torch.equal(play("difference", torch.sub, (first, second)), first - second)
+
+
+def test_other_strides_are_other_tapes() -> None:
+    play, function = Tapes(), lambda x: x.view(x.shape).flatten() * 2
+    for x in (some(1, 4, 4), some(2, 4, 4), some(3, 4, 4).t(), some(4, 4, 4).t(), some(5, 4, 4), some(6, 4, 4).t()):
+        assert torch.equal(play("double", function, (x,)), function(x))
+    assert len(play._kept) == 2
+
+
+def test_own_memory_may_be_written() -> None:
+    def function(x: Tensor) -> Tensor:
+        out = torch.zeros(4, 2)
+        out[1:3].add_(x)
+        out.view(-1)[0] = 5.0
+        return out
+
+    assert played(function, lambda seed: some(seed, 2, 2)) == CALLS
+
+
+def test_memory_of_others_is_written_by_calls_alone() -> None:
+    def function(x: Tensor) -> Tensor:
+        start = torch.tensor([1.0, 2.0])  # a constant, as far as operations tell
+        return start.add_(x)
+
+    assert played(function, lambda seed: some(seed, 2)) > CALLS
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * (2 if x.sum() > 0 else 3),
+        lambda x: x * float(x[0]),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+    ],
+)
+def test_what_depends_on_numbers_is_called(function: Callable[[Tensor], Tensor]) -> None:
+    assert played(function, lambda seed: some(seed, 6)) > CALLS
+
+
+def test_long_functions_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor) -> Tensor:
+        for _ in range(20):
+            x = x + 1
+        return x
+
+    assert played(function, lambda seed: some(seed, 2)) == CALLS
+    monkeypatch.setattr(tapes, "LONGEST", 19)
+    assert played(function, lambda seed: some(seed, 2)) > CALLS
+
+
+def test_what_nobody_needs_is_left_out_and_the_rest_freed() -> None:
+    inputs = [some(0, 3)]
+    with tapes._Recorder(inputs) as recorder:
+        unused = inputs[0] * 7
+        out = (inputs[0].view(3).detach() + 1) * 2
+    play = recorder.program([out])
+    assert recorder.calls is not None
+    assert len(recorder.calls) == 3
+    assert torch.equal(play(unused)[0], (unused + 1) * 2)
+    operations = [name for name in play.__code__.co_names if name.startswith("f")]
+    assert len(operations) == 2, "views of the whole are names, and one product is not needed"
+
+
+def test_only_so_many_are_kept() -> None:
+    play = Tapes()
+    for size in range(1, KEPT + 5):
+        for _ in range(2):
+            play("sum", torch.sum, (some(0, size),))
+    assert len(play._kept) == KEPT
+
+
+@pytest.mark.parametrize("name", sorted(methods.names()))
+def test_every_method_trains_with_tapes_as_without(name: str) -> None:
+    federations = toys.federations(2)
+    method = toys.method(name)
+    found = []
+    for with_tapes in (False, True):
+        engine = Vector(method, federations, chunk=6, graphs=with_tapes)
+        training = Training(method, federations, engine, Plan(rounds=5, cohort=4, evaluate_every=2))
+        result = training.complete()
+        found.append((training.states, result | {"seconds": 0}))
+        assert (engine.tapes is not None and len(engine.tapes._kept) > 0) == with_tapes
+    (plain, expected), (taped, result) = found
+    assert result == expected
+    assert all(toys.same(a, b) for a, b in zip(plain, taped, strict=True))
+    assert all(bool(leaf.isfinite().all()) for state in taped for leaf in tree.leaves(state))
