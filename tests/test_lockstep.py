@@ -170,3 +170,41 @@ def test_closing_ends_the_threads_and_a_new_call_starts_others() -> None:
     assert lockstep([run("a", "fit"), run("b", "fit")]) == ["a", "b"]
     lockstep.close()
     assert threads.have_ended()
+
+
+@pytest.mark.parametrize(("device", "threads", "abreast"), [("cpu", 2, 2), ("cpu", 1, 1), ("cuda", 2, 1)])
+def test_on_a_cpu_as_many_runs_go_on_at_a_time_as_there_are_threads(
+    device: str, threads: int, abreast: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    engine, at_once, most = Counting(), 0, 0
+    engine.device = torch.device(device)
+    lock, together = threading.Lock(), threading.Barrier(abreast)
+
+    def work(engine: Engine) -> str:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        together.wait(timeout=10)  # until so many are here
+        with lock:
+            at_once -= 1
+        engine.exchange("fit", [Asked("fit")])  # type: ignore[list-item]
+        return "done"
+
+    lockstep = Lockstep(engine)
+    assert lockstep([work] * 4) == ["done"] * 4
+    assert most == abreast
+    assert engine.calls == [("fit", ["fit"] * 4)]
+    lockstep.close()
+
+
+def test_of_runs_side_by_side_the_first_that_failed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    threads, lockstep = Threads(), Lockstep(Counting())
+    with pytest.raises(ValueError, match="b failed"):
+        lockstep([run("a", "fit"), run("b", error=ValueError("b failed")), run("c", error=KeyError("c failed"))])
+    assert lockstep([run(name, "fit") for name in "abc"]) == ["a", "b", "c"], "and one can go on"
+    lockstep.close()
+    assert threads.have_ended()

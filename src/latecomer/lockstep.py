@@ -1,14 +1,16 @@
 """Several runs in lockstep, so that one exchange serves them all.
 
-Each run's server code has a thread of its own, but never two run at a time: a run goes on until it needs its clients,
-then the next one does. When all wait, the caller's thread does one exchange for all of them. So method code stays
-plain and sequential, results do not depend on timing, and the device sees one large batch of clients.
+Each run's server code has a thread of its own and goes on until it needs its clients: one run at a time on a GPU, as
+many at a time on a CPU as PyTorch may use threads. When all wait, the caller's thread does one exchange for all of
+them. So method code stays plain and sequential, and the device sees one large batch of clients. Runs share nothing
+that they change, and each has one thread to compute with, so results do not depend on timing.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -68,23 +70,25 @@ class _Worker:
         return None  # its rounds are parts of what all runs do together
 
     def begin(self, work: Callable[[Engine], object] | None) -> None:
+        """Let work begin. Without any, the thread ends."""
         self.work, self.error, self.result, self.abandoned = work, None, None, False
         self.stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
-        if work is None:
-            self._go.release()  # the thread ends
-        else:
-            self.advance()
+        self.resume()
 
-    def advance(self) -> None:
-        """Let the run go on to its next exchange, or to its end."""
+    def resume(self) -> None:
+        """Let the run go on. Somebody has to wait for it then."""
         self.waiting = None
         self._go.release()
+
+    def wait(self) -> None:
+        """Until the run has come to its next exchange, or to its end."""
         self._paused.acquire()
 
     def abandon(self) -> None:
         if self.waiting:
             self.abandoned = True
-            self.advance()
+            self.resume()
+            self.wait()
 
 
 class Lockstep:
@@ -102,9 +106,9 @@ class Lockstep:
             self._workers.append(_Worker(self.engine))
         workers = self._workers[: len(works)]
         try:
-            for worker, work in zip(workers, works, strict=True):
-                worker.begin(work)
-                _raise(worker)
+            self._side_by_side(
+                [partial(worker.begin, work) for worker, work in zip(workers, works, strict=True)], workers
+            )
             while asking := [worker for worker in workers if worker.waiting]:
                 self._exchange(asking)
         except BaseException:
@@ -122,16 +126,22 @@ class Lockstep:
         step = last.waiting[0] if last.waiting else ""
         together = [worker for worker in asking if worker.waiting and worker.waiting[0] == step]
         self.engine.exchange(step, [ask for worker in together if worker.waiting for ask in worker.waiting[1]])
-        for worker in together:
-            worker.advance()
-            _raise(worker)
+        self._side_by_side([worker.resume for worker in together], together)
+
+    def _side_by_side(self, starts: Sequence[Callable[[], None]], workers: Sequence[_Worker]) -> None:
+        """Start workers, as many at a time as there are threads, and wait for them."""
+        abreast = torch.get_num_threads() if self.engine.device.type == "cpu" else 1
+        for first in range(0, len(workers), abreast):
+            some = slice(first, first + abreast)
+            for start in starts[some]:
+                start()
+            for worker in workers[some]:
+                worker.wait()
+            for worker in workers[some]:
+                if worker.error is not None:
+                    raise worker.error
 
     def close(self) -> None:
         for worker in self._workers:
             worker.begin(None)
         self._workers = []
-
-
-def _raise(worker: _Worker) -> None:
-    if worker.error is not None:
-        raise worker.error
