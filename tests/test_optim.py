@@ -58,12 +58,11 @@ CASES: list[tuple[Any, dict[str, Any], Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.fixture(autouse=True, params=["at once", "in blocks"])
+@pytest.fixture(autouse=True, params=["by torch", "as formulas"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU takes many weights in blocks: here already these few, in blocks that end within a leaf."""
-    if request.param == "in blocks":
-        monkeypatch.setattr(optim, "MANY", 1)
-        monkeypatch.setattr(optim, "BLOCK", 5)
+    """A CPU takes PyTorch's fused kernels, which cannot be mapped; then, and without Triton, the formulas stand."""
+    if request.param == "as formulas":
+        monkeypatch.setattr(optim, "_on_cpu", lambda params: False)
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5, 1e6])
@@ -127,7 +126,7 @@ def test_parts_of_one_kind() -> None:
     assert optim.parts("sgd", rates, 0.9, 0.01, 5.0).rules["scalar"] == optim.SGD(0.1, 0.9, 0.01, 5.0)
 
 
-def test_within_a_map_weights_are_not_taken_in_blocks() -> None:
+def test_a_step_can_be_mapped() -> None:
     rows = [some(seed) for seed in (1, 2)]
     adam, params = optim.Adam(0.1, clip=0.5), some(0)
     state = toys.double(adam.init(params))

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch._C import _functorch
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from . import tree
 from .blocks import clip_factor, kernels_for, shortened
 from .tree import Tree
-
-MANY, BLOCK = 2**20, 2**16  # weights, from which on a CPU works in blocks, and those of a block
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class SGD:
         return {"velocity": torch.zeros_like(tree.ravel(params))} if self.momentum else {}
 
     def step(self, params: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
+        if _on_cpu(params):
+            return self._by_torch(params, gradient, state)
         weights, direction = tree.ravel(params), tree.ravel(gradient, like=params)
         if self.clip:
             direction = direction * clip_factor(direction, self.clip)
@@ -37,6 +40,23 @@ class SGD:
             direction = self.momentum * state["velocity"] + direction
             state = {"velocity": direction}
         return tree.unravel(weights - self.lr * direction, params), state
+
+    def _by_torch(self, params: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
+        weights, after = tree.ravel(params), {name: velocity.clone() for name, velocity in state.items()}
+        parts = _parts(weights, params)
+        sgd(
+            parts,
+            _slopes(gradient, params, self.clip),
+            [*_parts(after["velocity"], params)] if self.momentum else [None] * len(parts),
+            fused=True,
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        return tree.unravel(weights, params), after
 
 
 @dataclass(frozen=True)
@@ -56,9 +76,8 @@ class Adam:
         self, params: Tree, gradient: Tree, state: Tree, shrink: Mapping[str, float] | None = None
     ) -> tuple[Tree, Tree]:
         """One step; `shrink` says by what to multiply the weights of every branch before it."""
-        many = state["first"].device.type == "cpu" and state["first"].numel() >= MANY
-        if many and _functorch.peek_interpreter_stack() is None:  # blocks are written in place, which cannot be mapped
-            return self._in_blocks(params, gradient, state, shrink)
+        if _on_cpu(params):
+            return self._by_torch(params, gradient, state, shrink)
         slow, slower = self.betas
         count = state["count"] + 1
         pace, reach = self.lr / (1 - slow**count), 1 - slower**count
@@ -81,33 +100,32 @@ class Adam:
             weights = weights - pace * first / ((second / reach).sqrt() + self.epsilon)
         return tree.unravel(weights, params), {"first": first, "second": second, "count": count}
 
-    def _in_blocks(
+    def _by_torch(
         self, params: Tree, gradient: Tree, state: Tree, shrink: Mapping[str, float] | None
     ) -> tuple[Tree, Tree]:
-        """The same for many weights on a CPU: block by block, so that what is in between never leaves the cache."""
-        slopes = tree.flatten(gradient)
-        leaves = tree.flatten(params).items()
-        rest = [shrink[path.partition("/")[0]] if shrink else 1.0 for path, _ in leaves]
-        pairs = [(leaf.reshape(-1), slopes[path].reshape(-1)) for path, leaf in leaves]
-        factor = torch.ones(1)
-        if self.clip:
-            factor = clip_factor(torch.stack([torch.linalg.vector_norm(slope) for _, slope in pairs]), self.clip)
-        slow, slower = self.betas
-        count = state["count"] + 1
-        pace, reach = self.lr / (1 - slow ** float(count)), 1 - slower ** float(count)
-        weights, first, second = (torch.empty_like(state["first"]) for _ in range(3))
-        begin = 0
-        for (leaf, slope), left in zip(pairs, rest, strict=True):
-            for weight, direction in zip(leaf.split(BLOCK), slope.split(BLOCK), strict=True):
-                span = slice(begin, begin := begin + len(weight))
-                direction = direction * factor
-                torch.lerp(state["first"][span], direction, 1 - slow, out=first[span])
-                torch.mul(state["second"][span], slower, out=second[span]).addcmul_(
-                    direction, direction, value=1 - slower
-                )
-                scale = torch.div(second[span], reach, out=direction).sqrt_().add_(self.epsilon)
-                torch.mul(weight, left, out=weights[span]).addcdiv_(first[span], scale, value=-pace)
-        return tree.unravel(weights, params), {"first": first, "second": second, "count": count}
+        weights, first, second = tree.ravel(params), state["first"].clone(), state["second"].clone()
+        parts = _parts(weights, params)
+        for path, part in zip(tree.flatten(params), parts, strict=True):
+            if shrink:
+                part.mul_(shrink[path.partition("/")[0]])
+        counts = [state["count"].clone() for _ in parts]
+        adam(
+            parts,
+            _slopes(gradient, params, self.clip),
+            _parts(first, params),
+            _parts(second, params),
+            [],
+            counts,
+            fused=True,
+            lr=self.lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            eps=self.epsilon,
+            weight_decay=0.0,
+            amsgrad=False,
+            maximize=False,
+        )
+        return tree.unravel(weights, params), {"first": first, "second": second, "count": counts[0]}
 
 
 @dataclass(frozen=True)
@@ -132,3 +150,24 @@ def parts(kind: str, rates: Mapping[str, float], momentum: float, weight_decay: 
     adam = {name: Adam(rate, clip=clip) for name, rate in rates.items()}
     sgd = {name: SGD(rate, momentum, weight_decay, clip) for name, rate in rates.items()}
     return Parts(adam if kind == "adam" else sgd)
+
+
+def _on_cpu(params: Tree) -> bool:
+    """Whether PyTorch's own fused kernels will do. They work in place, on copies; what is mapped cannot be written."""
+    on_cpu = all(leaf.device.type == "cpu" for leaf in tree.leaves(params))
+    return on_cpu and _functorch.peek_interpreter_stack() is None
+
+
+def _parts(vector: Tensor, like: Tree) -> list[Tensor]:
+    """A vector's parts, one a leaf of a tree, as views."""
+    return list(vector.split([leaf.numel() for leaf in tree.leaves(like)]))
+
+
+def _slopes(gradient: Tree, like: Tree, clip: float) -> list[Tensor]:
+    """A gradient's leaves as vectors, in the order of `like`; copied only if they have to be clipped."""
+    flat = tree.flatten(gradient)
+    slopes = [flat[path].reshape(-1) for path in tree.flatten(like)]
+    if not clip:
+        return slopes
+    factor = clip_factor(torch.stack([torch.linalg.vector_norm(slope) for slope in slopes]), clip)
+    return slopes if bool(factor == 1) else [slope * factor for slope in slopes]
