@@ -21,6 +21,7 @@ from latecomer.method import Method
 from latecomer.methods.fedavg import FedAvg
 from latecomer.methods.flowdup import FLowDUP
 from latecomer.methods.pefll import PeFLL
+from latecomer.nets.models import LeNet
 from latecomer.train import Training
 from latecomer.tree import Tree
 
@@ -53,7 +54,9 @@ def fedavg(method: FedAvg, state: Tree, data: list[Data], device: torch.device) 
 
 
 def pefll(method: PeFLL, state: Tree, data: list[Data], device: torch.device) -> Round:
-    embed, hyper = (module(net.build, device) for net in (method.describer, method.hyper))
+    wide = (method.task.shape[0] + method.task.classes, *method.task.shape[1:])
+    embed = module(lambda: LeNet(wide, method.hyper.descriptor), device)
+    hyper = module(method.hyper.build, device)
     model = module(method.task.model.build, device)
     embed.load_state_dict(state["learned"]["embed"])
     hyper.load_state_dict(state["learned"]["hyper"])

@@ -16,11 +16,13 @@ from latecomer import Federation, make_task, methods, tree
 from latecomer.engines.room import activation_bytes
 from latecomer.errors import DataError, ModelError, SettingError, UnknownName
 from latecomer.nets.check import check
+from latecomer.nets.embed import ExampleAndLabel
 from latecomer.nets.models import CNN, CNN64, LSTM, MLP, MODELS, Conv4, LeNet, MobileNet, ResNet18, builder, in_size
 from latecomer.nets.net import Net
 from latecomer.nets.recurrent import Recurrent
 from latecomer.settings import SIZES
-from latecomer.task import Batch, Task
+from latecomer.task import Batch, Task, one_hot
+from latecomer.tree import Tree
 
 SHAPE = (1, 8, 8)
 
@@ -504,3 +506,34 @@ def test_a_weight_in_two_places_is_one_weight() -> None:
     net = Net(build)
     assert [*net.shapes] == ["0.weight"]
     assert net({"0.weight": 2 * torch.eye(3)}, torch.ones(1, 3)).tolist() == [[4.0] * 3]
+
+
+# embedding networks
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8), (2, 17, 20)])
+def test_labels_are_planes_behind_the_channels(shape: tuple[int, ...]) -> None:
+    """What a plane adds is worked out once a class; by the definition, it is an input like any other."""
+    net, wide = ExampleAndLabel(shape, 4, 5), Net(lambda: LeNet((shape[0] + 4, *shape[1:]), 5))
+    params = {name: weight.double() for name, weight in net.fresh(torch.Generator().manual_seed(0)).items()}
+    x = torch.randn(6, *shape, generator=torch.Generator().manual_seed(1)).double()
+    y = torch.tensor([0, 3, 3, 1, -1, 2])  # one is unknown
+
+    def planes(params: Tree) -> Tensor:
+        return wide(params, torch.cat([x, one_hot(y, 4)[:, :, None, None].expand(-1, -1, *shape[1:])], 1))
+
+    def ours(params: Tree) -> Tensor:
+        return net.embed(params, Batch(x, y, torch.ones(6, dtype=torch.bool)))
+
+    assert wide.shapes == net.shapes
+    torch.testing.assert_close(ours(params), planes(params))
+    found, expected = (grad(lambda params, f=f: f(params).square().sum())(params) for f in (ours, planes))
+    for name in params:
+        torch.testing.assert_close(found[name], expected[name])
+
+
+def test_labels_follow_an_example_that_is_no_image() -> None:
+    net, wide = ExampleAndLabel((7,), 3, 5), Net(lambda: MLP((10,), 5))
+    params, x, y = net.fresh(torch.Generator().manual_seed(0)), torch.randn(4, 7), torch.tensor([0, 2, -1, 1])
+    found = net.embed(params, Batch(x, y, torch.ones(4, dtype=torch.bool)))
+    torch.testing.assert_close(found, wide(params, torch.cat([x, one_hot(y, 3)], 1)))

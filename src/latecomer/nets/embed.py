@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..task import Batch, one_hot
@@ -11,18 +12,48 @@ from .models import MLP, LeNet
 from .net import Net
 
 
+class LabelledLeNet(LeNet):
+    """A LeNet on the image, with the label, one-hot, as planes behind its channels."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, outputs: int) -> None:
+        super().__init__((shape[0] + classes, *shape[1:]), outputs)
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:  # type: ignore[override]
+        if x.is_cuda:  # where kernels read channels side by side, and planes cost little
+            planes = label[..., None, None].expand(-1, -1, *x.shape[2:])
+            return self.after_first(self.conv1(torch.cat([x, planes], 1)))
+        padding = self.conv1.padding
+        assert isinstance(padding, tuple)
+        of_image, of_planes = self.conv1.weight.split([x.shape[1], label.shape[1]], 1)
+        image = F.conv2d(x, of_image, self.conv1.bias, padding=padding)
+        ones = x.new_ones(1, 1, *x.shape[2:])
+        windows = F.unfold(ones, self.conv1.kernel_size, padding=padding)[0]  # [taps, places]
+        by_class = (of_planes.flatten(2) @ windows).movedim(1, 0).flatten(1)  # what a plane adds, for every class
+        added = (label.to(by_class.dtype) @ by_class).unflatten(1, image.shape[1:])
+        return self.after_first(F.relu(F.max_pool2d(image + added, 2)))
+
+
+class LabelledMLP(MLP):
+    """An MLP on the example and its label."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, outputs: int) -> None:
+        super().__init__((shape[0] + classes, *shape[1:]), outputs)
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:  # type: ignore[override]
+        planes = label[(...,) + (None,) * (x.ndim - 2)].expand(-1, -1, *x.shape[2:])
+        return super().forward(torch.cat([x, planes], 1))
+
+
 class ExampleAndLabel(Net):
-    """A LeNet on the image, with the label as one-hot planes behind its channels; an MLP on what is not an image."""
+    """A LeNet on images, an MLP on what is none, with the label as planes behind the channels."""
 
     def __init__(self, shape: tuple[int, ...], classes: int, descriptor: int) -> None:
         self.classes = classes
-        wide = (shape[0] + classes, *shape[1:])
-        super().__init__(lambda: (LeNet if len(shape) == 3 else MLP)(wide, descriptor))
+        kind = LabelledLeNet if len(shape) == 3 else LabelledMLP
+        super().__init__(lambda: kind(shape, classes, descriptor))
 
     def embed(self, params: Tree, batch: Batch) -> Tensor:
-        label = one_hot(batch.y, self.classes)  # [size, classes]
-        planes = label[(...,) + (None,) * (batch.x.ndim - 2)].expand(-1, -1, *batch.x.shape[2:])
-        return self(params, torch.cat([batch.x, planes], 1))
+        return self(params, batch.x, one_hot(batch.y, self.classes))
 
 
 class LabelOnly(Net):

@@ -36,8 +36,11 @@ class LeNet(nn.Module):
         self.fc3 = nn.Linear(84, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv2(self.conv1(x))
-        return self.fc3(self.fc2(self.fc1(x.flatten(1))))  # type: ignore[no-any-return]
+        return self.after_first(self.conv1(x))
+
+    def after_first(self, x: Tensor) -> Tensor:
+        """All layers but the first convolution."""
+        return self.fc3(self.fc2(self.fc1(self.conv2(x).flatten(1))))  # type: ignore[no-any-return]
 
 
 class CNN(nn.Module):
