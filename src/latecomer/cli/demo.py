@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 # settings for Local, FedAvg and pFedHN, seven for PeFLL. `alone` was chosen on an earlier split (50 clients, 4 angles)
 # by the latecomers' validation data. Rounds were then cut to fit a minute.
 METHODS: dict[str, dict[str, Any]] = {
-    "local": {"rounds": 60, "lr": 0.05, "steps": 10, "batch": 16, "alone": 40},
-    "fedavg": {"rounds": 150, "lr": 0.6, "epochs": 6, "batch": 8},
-    "pfedhn": {"rounds": 90, "lr": 0.06, "steps": 10, "batch": 32, "server_lr": 0.02, "select": "accuracy"},
-    "pefll": {"rounds": 120, "lr": 0.06, "steps": 10, "batch": 16, "server_lr": 3e-3},
+    "local": {"rounds": 120, "lr": 0.05, "steps": 10, "batch": 16, "alone": 40},
+    "fedavg": {"rounds": 300, "lr": 0.6, "epochs": 6, "batch": 8},
+    "pfedhn": {"rounds": 180, "lr": 0.06, "steps": 10, "batch": 32, "server_lr": 0.02, "select": "accuracy"},
+    "pefll": {"rounds": 240, "lr": 0.06, "steps": 10, "batch": 16, "server_lr": 3e-3},
 }
 
 # One model for all does well on plain digits; here what a stroke means depends on whose it is. With 50 clients and 4
