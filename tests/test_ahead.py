@@ -119,9 +119,9 @@ def test_graphs_capture_after_a_call_that_made_no_sense(monkeypatch: pytest.Monk
     answers = iter([(True, "as it is"), (False, None)])
     graphs._ahead = lambda function, inputs: (function(*inputs), next(answers))[1]  # type: ignore[assignment]
 
-    def capture(function: Any, leaves: list[torch.Tensor], shape: Any) -> Any:
+    def capture(function: Any, leaves: list[torch.Tensor], shape: Any, lasting: bool) -> Any:
         captured.append(len(leaves))
-        return lambda leaves, lasting: "replayed"
+        return (lambda leaves, lasting: "replayed"), "replayed"
 
     monkeypatch.setattr(graphs, "_capture", capture)
 

@@ -36,7 +36,9 @@ class Graphs(Replays):
         finally:
             self._within = False
 
-    def _capture(self, function: Callable[..., Any], leaves: list[Tensor], shape: TreeSpec) -> _Graph:
+    def _capture(
+        self, function: Callable[..., Any], leaves: list[Tensor], shape: TreeSpec, lasting: bool
+    ) -> tuple[_Graph, Any]:
         inputs = [leaf.clone() for leaf in leaves]
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -46,7 +48,8 @@ class Graphs(Replays):
                 graph, capture_error_mode="thread_local"
             ):  # runs in lockstep have threads of their own
                 outputs, form = tree_flatten(function(*tree_unflatten(inputs, shape)))
-        return _Graph(graph, inputs, outputs, form)
+        captured = _Graph(graph, inputs, outputs, form)
+        return captured, captured(leaves, lasting)  # capturing computes nothing
 
 
 @dataclass(frozen=True)

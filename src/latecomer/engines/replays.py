@@ -38,9 +38,10 @@ class Replays(ABC):
                 makes_sense, result = self._first(function, inputs)
                 if makes_sense:
                     return result
-            self._kept[key] = self._capture(function, leaves, shape)
+            self._kept[key], result = self._capture(function, leaves, shape, lasting)
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
+            return result
         self._kept.move_to_end(key)
         return self._kept[key](leaves, lasting)
 
@@ -57,4 +58,7 @@ class Replays(ABC):
         return True, function(*inputs)
 
     @abstractmethod
-    def _capture(self, function: Callable[..., Any], leaves: list[Tensor], shape: TreeSpec) -> Replay: ...
+    def _capture(
+        self, function: Callable[..., Any], leaves: list[Tensor], shape: TreeSpec, lasting: bool
+    ) -> tuple[Replay, Any]:
+        """A call that can be replayed, and what it returned."""

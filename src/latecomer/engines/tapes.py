@@ -28,19 +28,22 @@ class Tapes(Replays):
     def _form(self, leaf: Tensor) -> tuple[Any, ...]:
         return leaf.shape, leaf.dtype, leaf.stride(), leaf.storage_offset()
 
-    def _capture(self, function: Callable[..., Any], leaves: list[Tensor], shape: TreeSpec) -> Replay:
+    def _capture(
+        self, function: Callable[..., Any], leaves: list[Tensor], shape: TreeSpec, lasting: bool
+    ) -> tuple[Replay, Any]:
         inputs = [leaf.view_as(leaf) for leaf in leaves]  # tensors of their own, though somebody be passed twice
         with torch.no_grad(), _Recorder(inputs) as recorder:
-            outputs, form = tree_flatten(function(*tree_unflatten(inputs, shape)))
+            result = function(*tree_unflatten(inputs, shape))
         if recorder.calls is None:
-            return lambda leaves, _: function(*tree_unflatten(leaves, shape))
+            return lambda leaves, _: function(*tree_unflatten(leaves, shape)), result
+        outputs, form = tree_flatten(result)
         program = recorder.program(outputs)
 
         def play(leaves: list[Tensor], _: bool) -> Any:
             with torch.no_grad():
                 return tree_unflatten(program(*leaves), form)
 
-        return play
+        return play, result
 
 
 @dataclass
@@ -75,7 +78,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _note(self, calls: list[_Call], operation: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if _same_view(args, result):
+        if not operation._schema.is_mutable and _same_view(args, result):
             self.names[result] = self._name(args[0])
             return
         words = [self._text(value) for value in args] + [f"{key}={self._text(value)}" for key, value in kwargs.items()]
