@@ -471,19 +471,22 @@ def test_on_a_cpu_seeds_that_share_filters_go_one_by_one(
 
 def test_while_the_body_runs_a_gpu_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     woken: list[torch.device] = []
+    monkeypatch.setattr(engines, "pick_device", torch.device)
     monkeypatch.setattr(engines, "_wake", woken.append)
-    with waking("cpu"):
-        pass
-    assert woken == [torch.device("cpu")]
+    for device in ("cpu", "meta"):  # as a GPU, the second is no CPU
+        with waking(device):
+            pass
+    assert woken == [torch.device("meta")]
 
 
 def test_a_gpu_that_cannot_be_opened_is_an_error_after_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(device: torch.device) -> None:
         raise RuntimeError("no GPU memory")
 
+    monkeypatch.setattr(engines, "pick_device", torch.device)
     monkeypatch.setattr(engines, "_wake", fail)
     done = False
-    with pytest.raises(RuntimeError, match="no GPU memory"), waking("cpu"):
+    with pytest.raises(RuntimeError, match="no GPU memory"), waking("meta"):
         done = True
     assert done
 
@@ -491,6 +494,5 @@ def test_a_gpu_that_cannot_be_opened_is_an_error_after_the_body(monkeypatch: pyt
 def test_waking_maps_a_gradient_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     mapped: list[torch.device] = []
     monkeypatch.setattr(engines, "vmap", lambda function: lambda rows: mapped.append(rows.device))
-    engines._wake(torch.device("meta"))  # as a GPU, it is not a CPU
-    engines._wake(torch.device("cpu"))
+    engines._wake(torch.device("meta"))
     assert mapped == [torch.device("meta")]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from latecomer import lockstep as lockstep_module
 from latecomer.clients import Ask, Engine
 from latecomer.lockstep import Lockstep
 
@@ -208,3 +209,25 @@ def test_of_runs_side_by_side_the_first_that_failed_is_told(monkeypatch: pytest.
     assert lockstep([run(name, "fit") for name in "abc"]) == ["a", "b", "c"], "and one can go on"
     lockstep.close()
     assert threads.have_ended()
+
+
+def test_after_an_interruption_runs_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C reaches the caller while it waits for runs that go on."""
+    threads, lockstep, seen = Threads(), Lockstep(Counting()), 0
+    wait = lockstep_module._Worker.wait
+
+    def interrupted(worker: lockstep_module._Worker) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 2:
+            raise KeyboardInterrupt
+        wait(worker)
+
+    monkeypatch.setattr(lockstep_module._Worker, "wait", interrupted)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    with pytest.raises(KeyboardInterrupt):
+        lockstep([run(name, "fit") for name in "abc"])
+    for names in ("def", "ghi"):
+        assert lockstep([run(name, "fit", "score") for name in names]) == list(names)
+    lockstep.close()
+    assert not threads.started(), "closed means that all have ended"

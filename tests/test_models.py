@@ -508,6 +508,19 @@ def test_a_weight_in_two_places_is_one_weight() -> None:
     assert net({"0.weight": 2 * torch.eye(3)}, torch.ones(1, 3)).tolist() == [[4.0] * 3]
 
 
+def test_threads_draw_their_own_weights() -> None:
+    """Constructors draw from a generator that the whole process has in common."""
+    net = Net(lambda: LeNet((3, 32, 32), 10))
+
+    def drawn(seed: int) -> Tree:
+        return net.fresh(torch.Generator().manual_seed(seed))
+
+    alone = [drawn(seed) for seed in range(24)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(drawn, range(24)))
+    assert all(toys.same(a, b) for a, b in zip(alone, together, strict=True))
+
+
 # embedding networks
 
 

@@ -142,3 +142,18 @@ def test_weights_may_shrink_before_a_step() -> None:
     expected, _ = adam.step(smaller, gradient, state)
     found, _ = adam.step(params, gradient, state, {"hyper": 0.5, "scalar": 0.25})
     assert toys.gap(found, expected) < 1e-12
+
+
+@pytest.mark.parametrize("optimiser", [optim.SGD(0.1, 0.9), optim.Adam(0.1), optim.Adam(0.1, clip=1e6)])
+def test_gradients_may_lie_anywhere(optimiser: Any) -> None:
+    """A sum's gradient is one number, expanded; others are columns, or every second number."""
+    params = {"a": torch.zeros(5), "b": torch.zeros(2, 3), "c": torch.zeros(4)}
+    strided = {"a": torch.ones(()).expand(5), "b": torch.arange(6.0).view(3, 2).t(), "c": torch.arange(8.0)[::2]}
+    plain = {name: leaf.clone().contiguous() for name, leaf in strided.items()}
+    found, expected = (optimiser.step(params, gradient, optimiser.init(params)) for gradient in (strided, plain))
+    assert all(toys.gap(a, b) < 1e-7 for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("optimiser", [optim.SGD(0.1, 0.9, clip=1.0), optim.Adam(0.1, clip=1.0)])
+def test_nothing_to_learn(optimiser: Any) -> None:
+    assert optimiser.step({}, {}, optimiser.init({}))[0] == {}

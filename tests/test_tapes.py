@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import grad, hessian, vmap
 
 import toys
 from latecomer import methods, tree
@@ -19,7 +19,7 @@ from latecomer.engines.tapes import Tapes
 from latecomer.engines.vector import Vector
 from latecomer.train import Plan, Training
 
-CALLS = EAGER_CALLS + 1  # as it is, and recorded
+CALLS = EAGER_CALLS + 2  # as it is, recorded, and compared with what was recorded
 
 
 def some(seed: int, *shape: int) -> Tensor:
@@ -94,17 +94,58 @@ def test_memory_of_others_is_written_by_calls_alone() -> None:
     assert played(function, lambda seed: some(seed, 2)) > CALLS
 
 
+def test_what_is_returned_may_be_written() -> None:
+    play, function = Tapes(), lambda x: {"fixed": torch.tensor([1.0]), "x": x + 1}
+    for seed in range(6):
+        found = play("it", function, (some(seed, 2),))
+        assert found["fixed"] == 1.0
+        found["fixed"].mul_(2)
+
+
+def test_parts_of_one_array_share_a_tape() -> None:
+    play, whole = Tapes(), some(0, 12, 3)
+    function = vmap(grad(lambda x: (x.view(3) * x).square().sum()))
+    for first in range(0, 12, 2):
+        assert torch.equal(play("it", function, (whole[first : first + 2],)), function(whole[first : first + 2]))
+    assert len(play._kept) == 1
+
+
+def turned(x: Tensor) -> Tensor:
+    """Changes the shape of one of two names for the same numbers."""
+    doubled = x * 2
+    other = doubled.detach()
+    other.t_()
+    return doubled @ torch.ones(3, 1) + other.sum()
+
+
 @pytest.mark.parametrize(
     "function",
     [
         lambda x: x * (2 if x.sum() > 0 else 3),
-        lambda x: x * float(x[0]),
+        lambda x: x * float(x[0, 0]),
         lambda x: x[x > 0],
         lambda x: x.nonzero(),
+        lambda x: x * x.tolist()[0][0],
+        lambda x: x * torch.tensor([float(number) for number in x.numpy()[0]]),
+        lambda x: x.as_strided((2,), (1,), 1),
+        turned,
     ],
 )
 def test_what_depends_on_numbers_is_called(function: Callable[[Tensor], Tensor]) -> None:
-    assert played(function, lambda seed: some(seed, 6)) > CALLS
+    assert played(function, lambda seed: some(seed, 2, 3)) > CALLS
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_forward_derivatives_are_called() -> None:
+    """PyTorch makes tensors without numbers for them."""
+    assert played(vmap(hessian(lambda row: row.pow(3).sum())), lambda seed: some(seed, 2, 3)) > CALLS
+
+
+def test_conjugates_are_not_taken_for_the_numbers_themselves() -> None:
+    def function(x: Tensor) -> Tensor:
+        return (torch.fft.fft(x).conj() * torch.fft.fft(x + 1)).imag
+
+    assert played(function, lambda seed: some(seed, 6)) == CALLS
 
 
 def test_long_functions_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +178,7 @@ def test_only_so_many_are_kept() -> None:
         for _ in range(2):
             play("sum", torch.sum, (some(0, size),))
     assert len(play._kept) == KEPT
+    assert len(play._seen) == KEPT, "what is forgotten would have to be seen again first"
 
 
 @pytest.mark.parametrize("name", sorted(methods.names()))

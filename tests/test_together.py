@@ -289,7 +289,7 @@ def test_results_are_those_of_each_run_alone(engine: str) -> None:
 @pytest.mark.parametrize("name", ["vector", "loop"])
 def test_auto_takes_the_faster_engine_for_all_that_are_alike(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     timed: list[int] = []
-    monkeypatch.setattr(auto, "faster", lambda method, federations, device: timed.append(len(federations)) or name)
+    monkeypatch.setattr(auto, "faster", lambda method, federations, *_: timed.append(len(federations)) or name)
     runs = [(method, toys.federation()) for method in (*rates(3), *rates(2, batch=4))]
     assert results(runs, "auto") == [alone(*run, name) for run in runs]
     assert timed == [3, 2]

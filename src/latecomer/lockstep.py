@@ -2,8 +2,8 @@
 
 Each run's server code has a thread of its own and goes on until it needs its clients: one run at a time on a GPU, as
 many at a time on a CPU as PyTorch may use threads. When all wait, the caller's thread does one exchange for all of
-them. So method code stays plain and sequential, and the device sees one large batch of clients. Runs share nothing
-that they change, and each has one thread to compute with, so results do not depend on timing.
+them. So method code stays plain and sequential, and the device sees one large batch of clients. Seeds share nothing
+that a round changes, and each has one thread to compute with, so results do not depend on timing.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ class _Worker:
         self.work: Callable[[Engine], object] | None = None
         self.abandoned = False
         self.stream: torch.cuda.Stream | None = None
+        self.running = False  # somebody has to wait for it
         self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
-        threading.Thread(target=self._live, daemon=True).start()
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._thread.start()
 
     def _live(self) -> None:
         torch.set_num_threads(1)
@@ -69,33 +71,41 @@ class _Worker:
     def whole(self, rows: int) -> Whole | None:
         return None  # its rounds are parts of what all runs do together
 
-    def begin(self, work: Callable[[Engine], object] | None) -> None:
-        """Let work begin. Without any, the thread ends."""
+    def begin(self, work: Callable[[Engine], object]) -> None:
+        """Let work begin."""
         self.work, self.error, self.result, self.abandoned = work, None, None, False
         self.stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
         self.resume()
 
     def resume(self) -> None:
-        """Let the run go on. Somebody has to wait for it then."""
-        self.waiting = None
+        """Let the run go on."""
+        self.waiting, self.running = None, True
         self._go.release()
 
     def wait(self) -> None:
         """Until the run has come to its next exchange, or to its end."""
         self._paused.acquire()
+        self.running = False
 
     def abandon(self) -> None:
+        if self.running:  # the caller was interrupted
+            self.wait()
         if self.waiting:
             self.abandoned = True
             self.resume()
             self.wait()
 
+    def end(self) -> None:
+        self.work = None
+        self._go.release()
+        self._thread.join()
+
 
 class Lockstep:
-    """Does several pieces of server work at once on one engine."""
+    """Does several pieces of server work at once on one engine: on a CPU side by side, if they can be."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, side_by_side: bool = True) -> None:
+        self.engine, self.side_by_side = engine, side_by_side and engine.device.type == "cpu"
         self._workers: list[_Worker] = []
 
     def __call__(self, works: Sequence[Callable[[Engine], T]]) -> list[T]:
@@ -106,9 +116,7 @@ class Lockstep:
             self._workers.append(_Worker(self.engine))
         workers = self._workers[: len(works)]
         try:
-            self._side_by_side(
-                [partial(worker.begin, work) for worker, work in zip(workers, works, strict=True)], workers
-            )
+            self._go_on([partial(worker.begin, work) for worker, work in zip(workers, works, strict=True)], workers)
             while asking := [worker for worker in workers if worker.waiting]:
                 self._exchange(asking)
         except BaseException:
@@ -126,11 +134,11 @@ class Lockstep:
         step = last.waiting[0] if last.waiting else ""
         together = [worker for worker in asking if worker.waiting and worker.waiting[0] == step]
         self.engine.exchange(step, [ask for worker in together if worker.waiting for ask in worker.waiting[1]])
-        self._side_by_side([worker.resume for worker in together], together)
+        self._go_on([worker.resume for worker in together], together)
 
-    def _side_by_side(self, starts: Sequence[Callable[[], None]], workers: Sequence[_Worker]) -> None:
+    def _go_on(self, starts: Sequence[Callable[[], None]], workers: Sequence[_Worker]) -> None:
         """Start workers, as many at a time as there are threads, and wait for them."""
-        abreast = torch.get_num_threads() if self.engine.device.type == "cpu" else 1
+        abreast = torch.get_num_threads() if self.side_by_side else 1
         for first in range(0, len(workers), abreast):
             some = slice(first, first + abreast)
             for start in starts[some]:
@@ -143,5 +151,5 @@ class Lockstep:
 
     def close(self) -> None:
         for worker in self._workers:
-            worker.begin(None)
+            worker.end()
         self._workers = []

@@ -154,8 +154,8 @@ def parts(kind: str, rates: Mapping[str, float], momentum: float, weight_decay: 
 
 def _on_cpu(params: Tree) -> bool:
     """Whether PyTorch's own fused kernels will do. They work in place, on copies; what is mapped cannot be written."""
-    on_cpu = all(leaf.device.type == "cpu" for leaf in tree.leaves(params))
-    return on_cpu and _functorch.peek_interpreter_stack() is None
+    kinds = {(leaf.device.type, leaf.dtype) for leaf in tree.leaves(params)}
+    return len(kinds) == 1 and kinds.pop()[0] == "cpu" and _functorch.peek_interpreter_stack() is None
 
 
 def _parts(vector: Tensor, like: Tree) -> list[Tensor]:
@@ -164,9 +164,9 @@ def _parts(vector: Tensor, like: Tree) -> list[Tensor]:
 
 
 def _slopes(gradient: Tree, like: Tree, clip: float) -> list[Tensor]:
-    """A gradient's leaves as vectors, in the order of `like`; copied only if they have to be clipped."""
+    """A gradient's leaves as vectors, in the order of `like`; copied only if they have to be clipped or laid out."""
     flat = tree.flatten(gradient)
-    slopes = [flat[path].reshape(-1) for path in tree.flatten(like)]
+    slopes = [flat[path].to(leaf.dtype).reshape(-1).contiguous() for path, leaf in tree.flatten(like).items()]
     if not clip:
         return slopes
     factor = clip_factor(torch.stack([torch.linalg.vector_norm(slope) for slope in slopes]), clip)

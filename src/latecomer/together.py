@@ -73,7 +73,7 @@ def together(
     results: dict[int, dict[str, Any]] = {}
     for alike in _alike(wanted):
         first, several = alike[0], [federation for run in alike for federation in run.federations]
-        name = _fastest(first.method, several, where) if engine == "auto" else engine
+        name = _fastest(first.method, several, where, graphs) if engine == "auto" else engine
         most = _fitting(first, where) if name == "vector" else 1  # other engines go client by client anyway
         for begin in range(0, len(alike), most):
             pack = alike[begin : begin + most]
@@ -130,10 +130,10 @@ def _can_share(a: _Run, b: _Run) -> bool:
     return a.plan.cohort == b.plan.cohort and same(*examples)
 
 
-def _fastest(method: Method, federations: Sequence[Federation], device: torch.device) -> str:
+def _fastest(method: Method, federations: Sequence[Federation], device: torch.device, graphs: bool) -> str:
     from .engines.auto import faster
 
-    return faster(method, federations, device)
+    return faster(method, federations, device, graphs)
 
 
 def _fitting(run: _Run, device: torch.device) -> int:
@@ -167,7 +167,7 @@ def _train(
     for run in pack:
         run.method.review(run.federations, engine)  # raises where the method cannot work on this engine
     firsts = accumulate((len(run.federations) for run in pack), initial=0)
-    lockstep = Lockstep(engine)
+    lockstep = Lockstep(engine, side_by_side=False)  # these are whole trainings, which tell a caller's code of progress
     try:
         done = lockstep([partial(_one, run, first, progress) for run, first in zip(pack, firsts, strict=False)])
     finally:

@@ -36,7 +36,7 @@ def make(
     if name == "auto":
         from .auto import faster
 
-        name = faster(method, federations, where)
+        name = faster(method, federations, where, graphs)
     if name == "vector":
         from .vector import Vector
 
@@ -66,6 +66,9 @@ def pick_device(name: str) -> torch.device:
 def waking(device: str) -> Iterator[None]:
     """While the body runs, open the GPU and import what PyTorch puts off until a gradient is first mapped."""
     where = pick_device(device)
+    if where.type == "cpu":  # little to wake, and an error in the data would have to wait for it
+        yield
+        return
     with ThreadPoolExecutor(1) as pool:
         awake = pool.submit(_wake, where)
         yield
@@ -73,8 +76,6 @@ def waking(device: str) -> Iterator[None]:
 
 
 def _wake(device: torch.device) -> None:
-    if device.type == "cpu":
-        return  # little to wake, and an error in the data would have to wait for it
     from .fused import kernels
 
     kernels()

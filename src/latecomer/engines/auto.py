@@ -7,8 +7,9 @@ at once, for timing it properly would take minutes.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -50,13 +51,13 @@ class _Probe(Method):
         return Sending(shared=state)
 
 
-def faster(method: Method, federations: Sequence[Federation], device: torch.device) -> str:
+def faster(method: Method, federations: Sequence[Federation], device: torch.device, graphs: bool = True) -> str:
     """The name of the engine to take. On a GPU that is always `vector`."""
     if device.type == "cuda":
         return "vector"
-    if _seconds(method, federations, device, ["loop"], rows=1, repeats=1, steps=1, batch=FEW)["loop"] > LONG:
+    if _seconds(method, federations, device, ["loop"], graphs, rows=1, repeats=1, steps=1, batch=FEW)["loop"] > LONG:
         return "loop"
-    seconds = _seconds(method, federations, device, ["vector", "loop"], ROWS, REPEATS, STEPS, BATCH)
+    seconds = _seconds(method, federations, device, ["vector", "loop"], graphs, ROWS, REPEATS, STEPS, BATCH)
     return min(seconds, key=lambda name: seconds[name])
 
 
@@ -65,6 +66,7 @@ def _seconds(
     federations: Sequence[Federation],
     device: torch.device,
     names: Sequence[str],
+    graphs: bool,
     rows: int,
     repeats: int,
     steps: int,
@@ -73,7 +75,7 @@ def _seconds(
     """The shortest of some repetitions, for every engine named."""
     probe = _Probe(task=method.task, clients=method.clients, members=method.members, steps=steps, batch=batch)
     state = probe.init(torch.Generator().manual_seed(0))
-    kinds: dict[str, type[Vector] | type[Loop]] = {"vector": Vector, "loop": Loop}
+    kinds: dict[str, Callable[..., Vector | Loop]] = {"vector": partial(Vector, graphs=graphs), "loop": Loop}
     engines = {name: kinds[name](probe, federations[:1], device) for name in names}
     seconds = {name: float("inf") for name in engines}
     ids = torch.arange(min(rows, federations[0].members))

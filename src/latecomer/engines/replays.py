@@ -40,7 +40,8 @@ class Replays(ABC):
                     return result
             self._kept[key], result = self._capture(function, leaves, shape, lasting)
             if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+                gone, _ = self._kept.popitem(last=False)
+                del self._seen[gone]
             return result
         self._kept.move_to_end(key)
         return self._kept[key](leaves, lasting)

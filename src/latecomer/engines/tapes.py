@@ -20,30 +20,49 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .replays import Replay, Replays
 
 LONGEST = 30_000  # operations on a tape; a function with more goes on running as it is
+UNFIT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
+"""Operations that tell the host a number, or a shape that depends on numbers, or that change a tensor's shape."""
 
 
 class Tapes(Replays):
     """Plays tapes."""
 
     def _form(self, leaf: Tensor) -> tuple[Any, ...]:
-        return leaf.shape, leaf.dtype, leaf.stride(), leaf.storage_offset()
+        return leaf.shape, leaf.dtype, leaf.stride()
 
     def _capture(
         self, function: Callable[..., Any], leaves: list[Tensor], shape: TreeSpec, lasting: bool
     ) -> tuple[Replay, Any]:
         inputs = [leaf.view_as(leaf) for leaf in leaves]  # tensors of their own, though somebody be passed twice
-        with torch.no_grad(), _Recorder(inputs) as recorder:
+        with _Recorder(inputs) as recorder:
             result = function(*tree_unflatten(inputs, shape))
-        if recorder.calls is None:
-            return lambda leaves, _: function(*tree_unflatten(leaves, shape)), result
         outputs, form = tree_flatten(result)
-        program = recorder.program(outputs)
+        program = None if recorder.calls is None else recorder.program(outputs)
+        return _Tape(function, shape, program, form), result
 
-        def play(leaves: list[Tensor], _: bool) -> Any:
-            with torch.no_grad():
-                return tree_unflatten(program(*leaves), form)
 
-        return play, result
+@dataclass
+class _Tape:
+    """A recorded call. When it is first played, the function is called, too: if they differ, the tape is no good."""
+
+    function: Callable[..., Any]
+    shape: TreeSpec
+    program: Callable[..., list[Any]] | None
+    form: TreeSpec
+    checked: bool = False
+
+    def __call__(self, leaves: list[Tensor], lasting: bool) -> Any:
+        if self.program is None:
+            return self.function(*tree_unflatten(leaves, self.shape))
+        with torch.no_grad():
+            played = self.program(*leaves)
+        if self.checked:
+            return tree_unflatten(played, self.form)
+        result = self.function(*tree_unflatten(leaves, self.shape))
+        outputs, form = tree_flatten(result)
+        self.checked = form == self.form and all(map(_same, played, outputs))
+        self.program = self.program if self.checked else None
+        return result
 
 
 @dataclass
@@ -78,18 +97,35 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _note(self, calls: list[_Call], operation: Any, args: Any, kwargs: Any, result: Any) -> None:
+        tensors, several = _tensors((args, kwargs)), isinstance(result, tuple | list)
+        if self._unfit(operation, args, kwargs, tensors + _tensors(result)) or len(calls) >= LONGEST:
+            self.calls = None
+            return
         if not operation._schema.is_mutable and _same_view(args, result):
             self.names[result] = self._name(args[0])
             return
         words = [self._text(value) for value in args] + [f"{key}={self._text(value)}" for key, value in kwargs.items()]
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        abroad = any(_storage(tensor) in self.foreign for tensor in _written(operation, args, kwargs))
-        if abroad or len(calls) >= LONGEST or _decides(operation, tensors):
-            self.calls = None
-            return
-        several = isinstance(result, tuple | list)
         made = [self._new(value) for value in (result if several else [result])]
         calls.append(_Call(operation, ", ".join(words), {self._name(tensor) for tensor in tensors}, made, several))
+
+    def _unfit(self, operation: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
+        """Whether an operation may do something else the next time, or change what is not the function's own."""
+        if operation is torch.ops.aten.index.Tensor:
+            decides = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in _tensors(args[1:]))
+        else:
+            decides = not UNFIT.isdisjoint(operation.tags)
+        fixed = (
+            operation is torch.ops.aten.as_strided.default
+        )  # to a place in memory, which an input may not have again
+        abroad = [args[0]] if fixed else _written(operation, args, kwargs)
+        elsewhere = any(
+            tensor.device.type != "cpu" for tensor in tensors
+        )  # of no numbers: forward derivatives make such
+        return decides or elsewhere or any(self._is_foreign(tensor) for tensor in abroad)
+
+    def _is_foreign(self, tensor: Tensor) -> bool:
+        """Whether its memory is an input's or a constant's."""
+        return tensor not in self.names or _storage(tensor) in self.foreign
 
     def _new(self, value: Any) -> str:
         if not isinstance(value, Tensor) or value in self.names:
@@ -118,11 +154,11 @@ class _Recorder(TorchDispatchMode):
 
     def program(self, outputs: list[Any]) -> Callable[..., list[Any]]:
         """What was recorded, as a function from inputs to outputs. What nobody needs is left out, or freed at once."""
-        returned = [self._text(value) for value in outputs]
+        names = [self._text(value) for value in outputs]
         operations: dict[str, Any] = {}
-        needed, lines = set(returned), []
+        needed, lines = set(names), []
         for number, call in enumerate(reversed(self.calls or [])):
-            if not call.operation._schema.is_mutable and needed.isdisjoint(call.made):
+            if any(call.made) and not call.operation._schema.is_mutable and needed.isdisjoint(call.made):
                 continue
             last = {name for name in call.used if name.startswith("t")} - needed
             last |= {name for name in call.made if name} - needed
@@ -130,25 +166,20 @@ class _Recorder(TorchDispatchMode):
             targets = ", ".join(name or "_" for name in call.made) + "," * call.several
             free = "".join(f"{name} = " for name in sorted(last))
             lines.append(f" {targets} = f{number}({call.arguments})" + f"; {free}None" * bool(free))
-            operations[f"f{number}"] = call.operation
-        head, tail = f"def play({', '.join(self.inputs)}):", f" return [{', '.join(returned)}]"
+            operations[f"f{number}"] = call.operation._op  # itself; called as a Python object, each would need a frame
+        fixed = {name for name, value in self.constants.items() if isinstance(value, Tensor)}
+        returned = ", ".join(name + ".clone()" * (name in fixed) for name in names)  # somebody may write into it
+        head, tail = f"def play({', '.join(self.inputs)}):", f" return [{returned}]"
         space = operations | self.constants
         exec("\n".join([head, *reversed(lines), tail]), space)
         return space["play"]  # type: ignore[no-any-return]
-
-
-def _decides(operation: Any, tensors: list[Tensor]) -> bool:
-    """Whether the numbers, and not the shapes alone, say what comes back to the host: a number, or a shape."""
-    if operation is torch.ops.aten.index.Tensor:
-        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
-    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.intersection(operation.tags))
 
 
 def _written(operation: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The arguments that an operation changes in place."""
     given = dict(zip((argument.name for argument in operation._schema.arguments), args, strict=False)) | kwargs
     changed = [argument.name for argument in operation._schema.arguments if argument.is_write]
-    return [leaf for leaf in tree_leaves([given[name] for name in changed]) if isinstance(leaf, Tensor)]
+    return _tensors([given[name] for name in changed])
 
 
 def _same_view(args: Any, result: Any) -> bool:
@@ -156,7 +187,20 @@ def _same_view(args: Any, result: Any) -> bool:
     first = args[0] if args else None
     if not isinstance(first, Tensor) or not isinstance(result, Tensor) or first is result:
         return False
-    return first.dtype == result.dtype and first.is_set_to(result)
+    kinds = [(tensor.dtype, tensor.is_conj(), tensor.is_neg()) for tensor in (first, result)]
+    return kinds[0] == kinds[1] and first.is_set_to(result)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two outputs are the same, to the last bit."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return bool(a == b)
+    alike = a.shape == b.shape and a.dtype == b.dtype
+    return alike and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _storage(tensor: Tensor) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -86,16 +87,14 @@ class Net:
     def fresh(self, generator: torch.Generator) -> Tree:
         """Weights as the network's own constructor draws them, on the CPU."""
         seed = int(torch.randint(2**62, (), generator=generator))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with _drawing(seed):
             return {name: weight.detach().clone() for name, weight in self.build().named_parameters()}
 
     def _draw_buffers(self) -> dict[str, Tensor]:
         """Constants that the network holds besides its weights (position codes, say); eagerly, like the skeleton."""
         if not any(True for _ in self.skeleton.buffers()):
             return {}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # server and clients build the same
+        with _drawing(seed=0):  # server and clients build the same
             return dict(self.build().named_buffers())
 
     def constants(self, device: torch.device) -> dict[str, Tensor]:
@@ -106,6 +105,17 @@ class Net:
             here = self._constants[torch.device("cpu")]
             self._constants[device] = {name: value.to(device) for name, value in here.items()}
         return self._constants[device]
+
+
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@contextmanager
+def _drawing(seed: int) -> Iterator[None]:
+    """PyTorch's own generator, which constructors draw from, with a seed. The process has one, so threads wait."""
+    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 class _Frame:
