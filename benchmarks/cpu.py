@@ -4,8 +4,8 @@
 
 round   5 LeNets, 50 local steps of batch 32 (SGD with momentum, weight decay and clipping): a whole round of PeFLL,
         server and all, against the local steps alone, written by hand with nn.Module, torch.optim and channels last.
-digits  A round of the demo's methods on its digits (3 seeds in lockstep), vector against loop: with 10 clients a seed,
-        as in the demo, and with all 56 members.
+digits  A round of the demo's methods on its digits (3 seeds in lockstep), vector (with tapes, and with --graphs false)
+        against loop: with 10 clients a seed, as in the demo, and with all 56 members.
 memory  The largest resident size of a process that does nothing but four such rounds of PeFLL.
 
 Both sides take turns and the best of the repeats counts, so that a busy machine disturbs both alike. What should come
@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,7 @@ from latecomer.methods.pefll import PeFLL
 from latecomer.nets.models import builder
 
 CLIENTS, MEMBERS, EXAMPLES = 5, 100, 500  # of a cohort; in all; each (as many as CIFAR-10 has)
+WARM_UP = 3  # rounds: a tape is recorded in the second, and checked in the third
 
 
 class Plain(nn.Module):
@@ -107,29 +109,32 @@ def digits(repeats: int) -> None:
     for name, own in METHODS.items():
         for cohort in (SPLIT["cohort"], members):
             words = {**SPLIT, **own, "cohort": cohort, "threads": threads, "name": name, "out": "."}
-            both = {
-                engine: Experiment.parse(name, {**words, "engine": engine}).training() for engine in ("loop", "vector")
+            ways: dict[str, dict[str, Any]] = {
+                "loop": {"engine": "loop"},
+                "vector, untaped": {"engine": "vector", "graphs": False},
+                "vector": {"engine": "vector"},
             }
-            sides = {engine: (lambda _, training=training: training.advance()) for engine, training in both.items()}
+            all_ways = {way: Experiment.parse(name, {**words, **more}).training() for way, more in ways.items()}
+            sides = {way: (lambda _, training=training: training.advance()) for way, training in all_ways.items()}
             best = turns(sides, repeats)
             clock, busy = best["loop"]
-            for engine, (seconds, spent) in best.items():
+            for way, (seconds, spent) in best.items():
                 ratios = f"{clock / seconds:5.2f} ({busy / spent:.2f}) x as fast as loop"
                 times = f"{1000 * seconds:7.1f} ({1000 * spent:.1f}) ms a round"
-                print(f"digits   {name:8} {cohort} clients  {engine:7} {times}  {ratios}", flush=True)
-        taken = faster(both["loop"].method, both["loop"].federations, torch.device("cpu"))
+                print(f"digits   {name:8} {cohort} clients  {way:15} {times}  {ratios}", flush=True)
+        taken = faster(all_ways["loop"].method, all_ways["loop"].federations, torch.device("cpu"))
         print(f"         auto takes {taken}")
 
 
 def turns(sides: dict[str, Callable[[int], None]], repeats: int) -> dict[str, tuple[float, float]]:
     """The shortest time of each, in seconds by the clock and of the processor."""
     best = dict.fromkeys(sides, (float("inf"), float("inf")))
-    for repeat in range(repeats + 1):  # the first warms up
+    for repeat in range(-WARM_UP, repeats):
         for name, work in sides.items():
             began = time.perf_counter(), time.process_time()
-            work(repeat)
+            work(repeat + WARM_UP)
             took = time.perf_counter() - began[0], time.process_time() - began[1]
-            if repeat:
+            if repeat >= 0:
                 best[name] = min(best[name][0], took[0]), min(best[name][1], took[1])
     return best
 
