@@ -15,9 +15,6 @@ from .net import Net
 class LabelledLeNet(LeNet):
     """A LeNet on the image, with the label, one-hot, as planes behind its channels."""
 
-    def __init__(self, shape: tuple[int, ...], classes: int, outputs: int) -> None:
-        super().__init__((shape[0] + classes, *shape[1:]), outputs)
-
     def forward(self, x: Tensor, label: Tensor) -> Tensor:  # type: ignore[override]
         if x.is_cuda:  # where kernels read channels side by side, and planes cost little
             planes = label[..., None, None].expand(-1, -1, *x.shape[2:])
@@ -36,9 +33,6 @@ class LabelledLeNet(LeNet):
 class LabelledMLP(MLP):
     """An MLP on the example and its label."""
 
-    def __init__(self, shape: tuple[int, ...], classes: int, outputs: int) -> None:
-        super().__init__((shape[0] + classes, *shape[1:]), outputs)
-
     def forward(self, x: Tensor, label: Tensor) -> Tensor:  # type: ignore[override]
         planes = label[(...,) + (None,) * (x.ndim - 2)].expand(-1, -1, *x.shape[2:])
         return super().forward(torch.cat([x, planes], 1))
@@ -49,8 +43,8 @@ class ExampleAndLabel(Net):
 
     def __init__(self, shape: tuple[int, ...], classes: int, descriptor: int) -> None:
         self.classes = classes
-        kind = LabelledLeNet if len(shape) == 3 else LabelledMLP
-        super().__init__(lambda: kind(shape, classes, descriptor))
+        wide = (shape[0] + classes, *shape[1:])
+        super().__init__(lambda: (LabelledLeNet if len(shape) == 3 else LabelledMLP)(wide, descriptor))
 
     def embed(self, params: Tree, batch: Batch) -> Tensor:
         return self(params, batch.x, one_hot(batch.y, self.classes))
