@@ -93,7 +93,7 @@ def asked_with(experiment: Experiment, folder: Folder, epsilon: float, size: int
 
 def exchanged(training: Training) -> None:
     """Accuracy of members and latecomers, mean over seeds, with the right descriptor and with wrong ones."""
-    method, engine = training.method, training.engine
+    method, engine = training.methods[0], training.engine
     assert isinstance(method, ODPFLHN)
     for group in ("members", "latecomers"):
         found: dict[str, list[float]] = {"own": [], "mean": [], "another's": []}
@@ -116,7 +116,7 @@ def latecomers(training: Training, draws: int) -> tuple[float, float]:
     for run, (federation, best) in enumerate(zip(training.federations, training.best, strict=True)):
         assert best is not None
         ids = torch.arange(federation.members, len(federation))
-        found = [score(training.method, training.engine, best.state, run, ids, draw) for draw in range(draws)]
+        found = [score(training.methods[0], training.engine, best.state, run, ids, draw) for draw in range(draws)]
         each += torch.stack(found).nanmean(0).tolist()
     return fmean(each), stdev(each) / math.sqrt(len(each))
 

@@ -34,7 +34,7 @@ def rounds(training: Training) -> Round:
     federation, device = training.federations[0], training.engine.device
     data = [owned(federation, client, device) for client in range(federation.members)]
     makers: dict[type[Method], Callable[..., Round]] = {FedAvg: fedavg, PeFLL: pefll, FLowDUP: flowdup}
-    return makers[type(training.method)](training.method, training.states[0], data, device)
+    return makers[type(training.methods[0])](training.methods[0], training.states[0], data, device)
 
 
 def fedavg(method: FedAvg, state: Tree, data: list[Data], device: torch.device) -> Round:

@@ -42,7 +42,7 @@ def compare(training: Training, run: int) -> str:
     assert best is not None
     members, late = range(federation.members), range(federation.first_late, len(federation))
     ids = torch.tensor([*members, *late])
-    sent = training.method.personalise(best.state, Clients(training.engine, ids, -1, run, scratch=1))
+    sent = training.methods[run].personalise(best.state, Clients(training.engine, ids, -1, run, scratch=1))
     if not isinstance(sent, Sending) or not sent.each or sent.recall:
         raise SystemExit("The method of this run sends no models that one client could lend to another.")
     at = {int(client): row for row, client in enumerate(ids)}
@@ -51,7 +51,7 @@ def compare(training: Training, run: int) -> str:
         """What clients reach with the models of others."""
         each = tree.row(sent.each, torch.tensor([at[lender] for lender in lenders], device=training.engine.device))
         some = Clients(training.engine, torch.tensor(clients), -1, run, scratch=1)
-        counts = some.run(training.method.score, shared=sent.shared, each=each).each
+        counts = some.run(training.methods[run].score, shared=sent.shared, each=each).each
         percent: list[float] = Scores(some.ids, counts).accuracy().tolist()
         return percent
 

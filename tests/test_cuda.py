@@ -18,6 +18,7 @@ from latecomer.clients import Clients
 from latecomer.data.shuffle import draw, purpose
 from latecomer.engines import ahead
 from latecomer.engines.fused import kernels
+from latecomer.engines.packed import Packed
 from latecomer.engines.replays import EAGER_CALLS
 from latecomer.engines.reroute import WIDEST, rerouted
 from latecomer.engines.vector import Vector
@@ -125,6 +126,26 @@ def test_whole_rounds_are_replayed_and_change_nothing(name: str) -> None:
     for ours, theirs in zip(replayed, plain, strict=True):
         for path, leaf in tree.flatten(ours).items():
             torch.testing.assert_close(leaf, tree.flatten(theirs)[path], atol=1e-5, rtol=1e-4, msg=path)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pefll", "flowdup"])
+def test_a_pack_replays_whole_rounds_and_every_run_ends_where_it_would_alone(name: str) -> None:
+    federations = [images(), dataclasses.replace(images(), seed=1)]
+    kind = methods.get(name)
+    small = {key: value for key, value in {"steps": 2, "batch": 8}.items() if key in kind.__dataclass_fields__}
+    sizes = {"task": make_task(federations[0], LeNet), "clients": 6, "members": 5}
+    several = [kind(**sizes, **small, lr=rate) for rate in (0.01, 0.003)]
+    plan = Plan(rounds=7, cohort=3, evaluate_every=3)
+    engine = Packed(several, federations, CUDA)
+    pack = Training(several, federations, engine, plan)
+    pack.complete()
+    assert engine.graphs is not None
+    assert "a whole round" in [key[0] for key in engine.graphs._kept]
+    for run, method in enumerate(several):
+        alone = Training(method, [federations[run]], Vector(method, [federations[run]], CUDA), plan)
+        alone.complete()
+        for path, leaf in tree.flatten(alone.states[0]).items():
+            torch.testing.assert_close(tree.flatten(pack.states[run])[path], leaf, atol=1e-5, rtol=1e-3, msg=path)
 
 
 def forget_kernels() -> None:

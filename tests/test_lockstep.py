@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,18 +30,12 @@ class Counting:
             raise RuntimeError("the device is gone")
 
 
-class Asked(str):
-    """What stands for an ask here."""
-
-    round = 0
-
-
 def run(name: str, *steps: str, error: Exception | None = None) -> Callable[[Engine], str]:
     """Server work that exchanges step after step and then returns its name, or fails."""
 
     def work(engine: Engine) -> str:
         for step in steps:
-            engine.exchange(step, [Asked(f"{name} {step}")])  # type: ignore[list-item]
+            engine.exchange(step, [f"{name} {step}"])  # type: ignore[list-item]
         if error is not None:
             raise error
         return name
@@ -99,27 +92,6 @@ def test_runs_that_want_different_steps() -> None:
     assert lockstep([run("a", "arrive", "score"), run("b", "score")]) == ["a", "b"]
     assert engine.calls == [("arrive", ["a arrive"]), ("score", ["a score", "b score"])]
     lockstep.close()
-
-
-def test_whoever_is_furthest_behind_goes_first() -> None:
-    """A run that evaluates (round -1) comes back before the others go on, wherever it stands in the list."""
-
-    def rounds(name: str, evaluates_after: int) -> Callable[[Engine], str]:
-        def work(engine: Engine) -> str:
-            for number in range(3):
-                engine.exchange("fit", [SimpleNamespace(name=name, round=number)])  # type: ignore[list-item]
-                if number == evaluates_after:
-                    engine.exchange("score", [SimpleNamespace(name=name, round=-1)])  # type: ignore[list-item]
-            return name
-
-        return work
-
-    engine = Counting()
-    lockstep = Lockstep(engine)
-    lockstep([rounds("a", 9), rounds("b", 0), rounds("c", 1)])
-    lockstep.close()
-    names = [(step, "".join(ask.name for ask in asks)) for step, asks in engine.calls]
-    assert names == [("fit", "abc"), ("score", "b"), ("fit", "abc"), ("score", "c"), ("fit", "abc")]
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -191,7 +163,7 @@ def test_on_a_cpu_as_many_runs_go_on_at_a_time_as_there_are_threads(
         together.wait(timeout=10)  # until so many are here
         with lock:
             at_once -= 1
-        engine.exchange("fit", [Asked("fit")])  # type: ignore[list-item]
+        engine.exchange("fit", ["fit"])  # type: ignore[list-item]
         return "done"
 
     lockstep = Lockstep(engine)

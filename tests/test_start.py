@@ -68,7 +68,7 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_there_again(trained: P
     begun = Run.begin(Experiment.parse("knnper", {**values, "start": str(trained), "out": str(tmp_path), "name": "y"}))
     again = Run.resume(tmp_path / "y")
     assert all(map(toys.same, begun.training.states, again.training.states))
-    assert not toys.same(again.training.states[0], toys.start(again.training.method))
+    assert not toys.same(again.training.states[0], toys.start(again.training.methods[0]))
 
 
 def test_another_split_is_said(command: Command, trained: Path, tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_every_method_trains_with_tapes_as_without(name: str) -> None:
     for with_tapes in (False, True):
         engine = Vector(method, federations, chunk=6, graphs=with_tapes)
         training = Training(method, federations, engine, Plan(rounds=5, cohort=4, evaluate_every=2))
-        result = training.complete()
+        result = training.result(training.complete())
         found.append((training.states, result | {"seconds": 0}))
         assert (engine.tapes is not None and len(engine.tapes._kept) > 0) == with_tapes
     (plain, expected), (taped, result) = found

@@ -92,7 +92,7 @@ def test_validators_select_and_neither_train_nor_come_late() -> None:
     lines = [metrics["runs"][0] for metrics in going.go() if metrics]
     federation = going.federations[0]
     (scores,) = evaluate(
-        going.method, going.states, Lockstep(going.engine), [torch.arange(5, 7)], number=going.evaluations + 1
+        going.methods, going.states, Lockstep(going.engine), [torch.arange(5, 7)], number=going.evaluations + 1
     )
     assert lines[-1]["validation"] == scores.summary("val")["accuracy"]
     assert going.best[0] is not None
@@ -179,7 +179,7 @@ def test_a_method_that_needs_labels_is_refused_for_validators_without() -> None:
 def test_clients_are_asked_by_the_round_that_draws_them() -> None:
     """The share is a matter of the loop: a method sees a cohort like any other."""
     going = training(cohort=4, cohort_labelled=0.5)
-    state = going.method.round(going.states[0], Clients(going.engine, going.cohort(0, 0), 0))
+    state = going.methods[0].round(going.states[0], Clients(going.engine, going.cohort(0, 0), 0))
     going.advance()
     assert toys.same(state, going.states[0])
 

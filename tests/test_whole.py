@@ -10,6 +10,7 @@ import torch
 
 import toys
 from latecomer import tree
+from latecomer.engines.packed import Packed
 from latecomer.engines.vector import Vector
 from latecomer.train import Plan, Training
 
@@ -31,12 +32,18 @@ class Calls:
         pass
 
 
-def trained(graphs: Calls | None, chunk: int = 0) -> tuple[list[tree.Tree], list[dict[str, Any]], Vector]:
+def trained(
+    graphs: Calls | None, chunk: int = 0, rates: tuple[float, ...] = (0.1, 0.1)
+) -> tuple[list[tree.Tree], list[dict[str, Any]], Vector]:
+    """Two seeds, each with a learning rate of its own."""
     federations = toys.federations(2)
-    method = toys.method("pefll")
-    engine = Vector(method, federations, "cpu", chunk=chunk)
+    several = [toys.method("pefll", lr=rate) for rate in rates]
+    packed = rates[0] != rates[1]
+    engine = (
+        Packed(several, federations, "cpu", chunk=chunk) if packed else Vector(several[0], federations, chunk=chunk)
+    )
     engine.graphs = graphs  # type: ignore[assignment]
-    training = Training(method, federations, engine, Plan(rounds=3, cohort=5))
+    training = Training(several if packed else several[0], federations, engine, Plan(rounds=3, cohort=5))
     for _ in range(3):
         training.advance()
     return training.states, [line | {"seconds": 0} for line in training.drain()], engine
@@ -51,11 +58,14 @@ def test_rounds_of_many_chunks_replay_a_chunk() -> None:
 
 @pytest.mark.parametrize("chunk", [0, 3], ids=["at once", "in chunks"])
 @pytest.mark.parametrize("room", [True, False], ids=["fits", "out of memory"])
-def test_whole_rounds_are_the_same_rounds(room: bool, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rates", [(0.1, 0.1), (0.1, 0.3)], ids=["one method", "two methods"])
+def test_whole_rounds_are_the_same_rounds(
+    rates: tuple[float, ...], room: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    states, lines, _ = trained(None)
+    states, lines, _ = trained(None, rates=rates)
     graphs = Calls(room)
-    whole, told, engine = trained(graphs, chunk)
+    whole, told, engine = trained(graphs, chunk, rates)
     assert graphs.names.count("a whole round") == (3 if room else 1), "after one failure it is not tried again"
     assert engine.in_parts != room
     assert told == lines

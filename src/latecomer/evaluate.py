@@ -57,11 +57,11 @@ def over_seeds(scores: Sequence[Scores]) -> dict[str, float]:
 
 
 def evaluate(
-    method: Method, states: Sequence[Tree], lockstep: Lockstep, ids: Sequence[Tensor], number: int
+    methods: Sequence[Method], states: Sequence[Tree], lockstep: Lockstep, ids: Sequence[Tensor], number: int
 ) -> list[Scores]:
     """Personalise and score, for every run in lockstep, the clients `ids`. Nothing a client does here is kept."""
-    works = [partial(_one, method, state, run, ids[run], number) for run, state in enumerate(states)]
-    return lockstep(works)
+    runs = enumerate(zip(methods, states, ids, strict=True))
+    return lockstep([partial(_one, method, state, run, some, number) for run, (method, state, some) in runs])
 
 
 def _one(method: Method, state: Tree, run: int, ids: Tensor, number: int, engine: Engine) -> Scores:

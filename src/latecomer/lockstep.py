@@ -31,7 +31,6 @@ class _Worker:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.device = engine, engine.device
         self.waiting: tuple[str, Sequence[Ask]] | None = None
-        self.round = 0
         self.result: object = None
         self.error: BaseException | None = None
         self.work: Callable[[Engine], object] | None = None
@@ -56,7 +55,7 @@ class _Worker:
             self._paused.release()
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
-        self.waiting, self.round = (step, asks), min((ask.round for ask in asks), default=0)
+        self.waiting = step, asks
         self._paused.release()
         self._go.acquire()
         if self.abandoned:
@@ -102,10 +101,10 @@ class _Worker:
 
 
 class Lockstep:
-    """Does several pieces of server work at once on one engine: on a CPU side by side, if they can be."""
+    """Does several pieces of server work at once on one engine: on a CPU side by side."""
 
-    def __init__(self, engine: Engine, side_by_side: bool = True) -> None:
-        self.engine, self.side_by_side = engine, side_by_side and engine.device.type == "cpu"
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         self._workers: list[_Worker] = []
 
     def __call__(self, works: Sequence[Callable[[Engine], T]]) -> list[T]:
@@ -126,19 +125,15 @@ class Lockstep:
         return [worker.result for worker in workers]  # type: ignore[misc]
 
     def _exchange(self, asking: list[_Worker]) -> None:
-        """One exchange for all that wait for the same step as the one that is furthest behind; so they stay together.
-
-        Runs may have plans of their own: one that evaluates (its round is below zero) is let back into training first.
-        """
-        last = min(asking, key=lambda worker: worker.round)
-        step = last.waiting[0] if last.waiting else ""
+        """One exchange for all that wait for the same step as the first; a run may have more steps than others."""
+        step = asking[0].waiting[0] if asking[0].waiting else ""
         together = [worker for worker in asking if worker.waiting and worker.waiting[0] == step]
         self.engine.exchange(step, [ask for worker in together if worker.waiting for ask in worker.waiting[1]])
         self._go_on([worker.resume for worker in together], together)
 
     def _go_on(self, starts: Sequence[Callable[[], None]], workers: Sequence[_Worker]) -> None:
         """Start workers, as many at a time as there are threads, and wait for them."""
-        abreast = torch.get_num_threads() if self.side_by_side else 1
+        abreast = torch.get_num_threads() if self.engine.device.type == "cpu" else 1
         for first in range(0, len(workers), abreast):
             some = slice(first, first + abreast)
             for start in starts[some]:

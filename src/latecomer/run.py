@@ -113,7 +113,7 @@ def snapshot(training: Training) -> tuple[tree.Tree, dict[str, Any]]:
         "round": training.round,
         "evaluations": training.evaluations,
         "seconds": training.seconds,
-        "sent": training.sent,
+        "sent": {key: sum(sent[key] for sent in training.sent) for key in training.sent[0]},
         "best": [best and {"round": best.round, "validation": best.validation} for best in training.best],
     }
     return tensors, facts
@@ -122,7 +122,7 @@ def snapshot(training: Training) -> tuple[tree.Tree, dict[str, Any]]:
 def restore(training: Training, tensors: tree.Tree, facts: Mapping[str, Any]) -> None:
     device = training.engine.device
     training.round, training.evaluations = facts["round"], facts["evaluations"]
-    training.seconds, training.sent = facts["seconds"], dict(facts["sent"])
+    training.seconds, training.sent[0] = facts["seconds"], dict(facts["sent"])  # of all runs together
     for run, federation in enumerate(training.federations):
         part = tensors.get(str(run), {})
         training.states[run] = tree.to(part.get("state", {}), device)

@@ -2,16 +2,15 @@
 
     train.together([(FedAvg(lr=lr, ...), federation) for lr in (0.01, 0.03, 0.1)], rounds=200, cohort=10)
 
-Each run is a training of its own, with its own method, plan and state; only what its clients do is done in one map with
-the others (engines/packed.py). Runs that differ in more than numbers (in the batch size, the model, the data) form
+Each run has its own method, seeds and states; what its clients do is done in one map with the others
+(engines/packed.py). Runs that differ in more than numbers (in the batch size, the model, the data, the plan) form
 another pack, and packs are trained one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +19,11 @@ import torch
 from . import tree
 from .alike import Unlike, same, ways
 from .checks import check
-from .clients import Ask, Engine
+from .clients import Engine
 from .data.federation import Federation
 from .errors import SettingError, UnknownName
 from .evaluate import AT_ONCE
-from .lockstep import Lockstep
 from .method import Method
-from .tree import Tree
 
 if TYPE_CHECKING:
     from .train import Plan
@@ -121,13 +118,13 @@ def _alike(runs: Sequence[_Run]) -> list[list[_Run]]:
 
 
 def _can_share(a: _Run, b: _Run) -> bool:
-    """Methods that differ in numbers alone, cohorts of one size (rows would only be padded), and the same examples."""
+    """Methods that differ in numbers alone, the same plan, and the same examples."""
     examples = [run.federations[0].examples for run in (a, b)]
     try:
         ways(a.method, b.method)
     except Unlike:
         return False
-    return a.plan.cohort == b.plan.cohort and same(*examples)
+    return a.plan == b.plan and same(*examples)
 
 
 def _fastest(method: Method, federations: Sequence[Federation], device: torch.device, graphs: bool) -> str:
@@ -153,49 +150,27 @@ def _bytes(run: _Run) -> int:
 
 def _train(
     pack: Sequence[_Run], name: str, device: torch.device, chunk: int, graphs: bool, progress: Progress | None
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> dict[int, dict[str, Any]]:
+    """The results of runs that can share every exchange, by their places."""
     from .engines import make
     from .engines.packed import Packed
-
-    federations = [federation for run in pack for federation in run.federations]
-    engine: Engine
-    if len(pack) > 1:
-        methods = [run.method for run in pack for _ in run.federations]
-        engine = Packed(methods, federations, device, chunk=chunk, graphs=graphs)
-    else:
-        engine = make(name, pack[0].method, federations, str(device), chunk=chunk, graphs=graphs)
-    for run in pack:
-        run.method.review(run.federations, engine)  # raises where the method cannot work on this engine
-    firsts = accumulate((len(run.federations) for run in pack), initial=0)
-    lockstep = Lockstep(engine, side_by_side=False)  # these are whole trainings, which tell a caller's code of progress
-    try:
-        done = lockstep([partial(_one, run, first, progress) for run, first in zip(pack, firsts, strict=False)])
-    finally:
-        lockstep.close()
-    return zip((run.place for run in pack), done, strict=True)
-
-
-def _one(run: _Run, first: int, progress: Progress | None, engine: Engine) -> dict[str, Any]:
     from .train import Training
 
-    training = Training(run.method, run.federations, _Share(engine, first), run.plan)
-    return training.complete(None if progress is None else partial(progress, run.place))
+    federations = [federation for run in pack for federation in run.federations]
+    methods = [run.method for run in pack for _ in run.federations]
+    engine: Engine
+    if len(pack) > 1:
+        engine = Packed(methods, federations, device, chunk=chunk, graphs=graphs)
+    else:
+        engine = make(name, methods[0], federations, str(device), chunk=chunk, graphs=graphs)
+    ends = list(accumulate(len(run.federations) for run in pack))
+    parts = {run.place: slice(end - len(run.federations), end) for run, end in zip(pack, ends, strict=True)}
 
+    def tell(metrics: dict[str, Any]) -> None:
+        for place, part in parts.items():
+            if progress is not None:
+                progress(place, metrics | {"runs": metrics["runs"][part]})
 
-class _Share:
-    """An engine as one of several runs sees it: its federations are the engine's, from the place `first` on."""
-
-    def __init__(self, engine: Engine, first: int) -> None:
-        self.engine, self.first, self.device = engine, first, engine.device
-
-    def exchange(self, step: str, asks: Sequence[Ask]) -> None:
-        self.engine.exchange(step, [replace(ask, run=self.first + ask.run) for ask in asks])
-
-    def memories(self, run: int) -> Tree:
-        return self.engine.memories(self.first + run)
-
-    def remember(self, run: int, kept: Tree) -> None:
-        self.engine.remember(self.first + run, kept)
-
-    def whole(self, rows: int) -> None:
-        return None  # its rounds are parts of what all runs do together
+    training = Training(methods, federations, engine, pack[0].plan)
+    scores = training.complete(tell)
+    return {place: training.result(scores, part) for place, part in parts.items()}

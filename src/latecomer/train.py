@@ -50,26 +50,42 @@ class Best:
 
 
 class Training:
-    """One method on one federation per seed, in lockstep. Everything random is a function of (seed, round)."""
+    """One method on one federation per seed, in lockstep. Everything random is a function of (seed, round).
 
-    def __init__(self, method: Method, federations: Sequence[Federation], engine: Engine, plan: Plan) -> None:
-        check(method, federations, plan.cohort)
-        self.method, self.federations, self.engine, self.plan = method, federations, engine, plan
+    There may be a method for each federation instead, if the engine knows all of them (engines/packed.py).
+    """
+
+    def __init__(
+        self, method: Method | Sequence[Method], federations: Sequence[Federation], engine: Engine, plan: Plan
+    ) -> None:
+        self.methods = [method] * len(federations) if isinstance(method, Method) else list(method)
+        self.federations, self.engine, self.plan = federations, engine, plan
+        for one, own in self._by_method():
+            check(one, own, plan.cohort)
         self.groups = [] if plan.cohort_labelled is None else [by_labels(federation) for federation in federations]
         self.lockstep = Lockstep(engine)
-        self.steady = method.steady and not plan.silence  # nothing in a round is decided on the host
+        self.steady = self.methods[0].steady and not plan.silence  # nothing in a round is decided on the host
         self.round = 0
         self.evaluations = 0
         self.seconds = 0.0
         self.ledgers: list[list[Exchange]] = [[] for _ in federations]
-        self.sent = {"down": 0, "up": 0, "client_rounds": 0, "asked": 0, "answered": 0}
+        self.sent = [dict.fromkeys(("down", "up", "client_rounds", "asked", "answered"), 0) for _ in federations]
         self.best: list[Best | None] = [None for _ in federations]
         self.states = [
-            tree.to(method.init(torch.Generator().manual_seed(federation.seed)), engine.device)
-            for federation in federations
+            tree.to(one.init(torch.Generator().manual_seed(federation.seed)), engine.device)
+            for one, federation in zip(self.methods, federations, strict=True)
         ]
         notes = [note for federation in federations for note in federation.notes]
-        self.notes = list(dict.fromkeys(notes + method.review(federations, engine)))  # what a user should know
+        notes += [note for one, own in self._by_method() for note in one.review(own, engine)]
+        self.notes = list(dict.fromkeys(notes))  # what a user should know
+
+    def _by_method(self) -> list[tuple[Method, list[Federation]]]:
+        """Every method, with its federations."""
+        several = {id(method): method for method in self.methods}
+        own: dict[int, list[Federation]] = {key: [] for key in several}
+        for method, federation in zip(self.methods, self.federations, strict=True):
+            own[id(method)].append(federation)
+        return [(several[key], own[key]) for key in several]
 
     def adopt(self, models: Sequence[Tree], origin: str) -> None:
         """Go on with models that were trained elsewhere: one a run, for methods whose server keeps one for all."""
@@ -77,7 +93,7 @@ class Training:
             raise SettingError(f"{origin} has {len(models)} models, one a seed; this run needs {len(self.states)}.")
         for run, (state, model) in enumerate(zip(self.states, models, strict=True)):
             if "params" not in state:
-                raise SettingError(f"{type(self.method).__name__} does not keep one model for all to start with.")
+                raise SettingError(f"{type(self.methods[run]).__name__} does not keep one model for all to start with.")
             check_model(model, state["params"], origin)
             self.states[run] = state | {"params": tree.to(model, self.engine.device)}
 
@@ -109,7 +125,7 @@ class Training:
     ) -> Tree:
         faults = silence(self.plan.silence, self.federations[run].seed)
         ids = self.cohort(run, self.round)
-        return self.method.round(
+        return self.methods[run].round(
             state, Clients(engine, ids, self.round, run, faults=faults, ledger=ledger, cohort=cohort)
         )
 
@@ -164,45 +180,53 @@ class Training:
             lines.append(line)
         return {"round": self.round, "seconds": 0.0, "runs": lines}
 
-    def complete(self, progress: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
-        """Train to the end, without a folder, and return the result."""
+    def complete(self, progress: Callable[[dict[str, Any]], None] | None = None) -> list[tuple[Scores, Scores | None]]:
+        """Train to the end, without a folder, and return the final scores."""
         try:
             for metrics in self.go():
                 if metrics is not None:
                     self.drain()
                     if progress is not None:
                         progress(metrics)
-            return self.finish()[0]
+            return self.final()
         finally:
             self.lockstep.close()
 
     def finish(self) -> tuple[dict[str, Any], list[tuple[Scores, Scores | None]]]:
         """The result, and every client's score, at each run's best round; latecomers arrive now."""
+        scores = self.final()
+        return self.result(scores), scores
+
+    def final(self) -> list[tuple[Scores, Scores | None]]:
+        """The scores of members and latecomers at each run's best round."""
         best = [found for found in self.best if found is not None]
         late = self._late([found.state for found in best])
-        seen = [found.scores for found in best]
         self.lockstep.close()
+        return [(found.scores, scores) for found, scores in zip(best, late, strict=True)]
+
+    def result(self, scores: Sequence[tuple[Scores, Scores | None]], runs: slice = slice(None)) -> dict[str, Any]:
+        """What some of the runs came to, or all of them."""
+        sent = {key: sum(one[key] for one in self.sent[runs]) for key in self.sent[0]}
+        seen, late = zip(*scores[runs], strict=True)
         result: dict[str, Any] = {
             "rounds": self.round,
-            "seeds": [federation.seed for federation in self.federations],
-            "selected_rounds": [found.round for found in best],
+            "seeds": [federation.seed for federation in self.federations[runs]],
+            "selected_rounds": [found.round for found in self.best[runs] if found is not None],
             "seconds": round(self.seconds, 3),
-            "bytes": {key: self.sent[key] for key in ("down", "up")},
-            "bytes_per_client_round": {
-                key: round(self.sent[key] / max(1, self.sent["client_rounds"])) for key in ("down", "up")
-            },
-            "answered": round(self.sent["answered"] / self.sent["asked"], 6) if self.sent["asked"] else 1.0,
+            "bytes": {key: sent[key] for key in ("down", "up")},
+            "bytes_per_client_round": {key: round(sent[key] / max(1, sent["client_rounds"])) for key in ("down", "up")},
+            "answered": round(sent["answered"] / sent["asked"], 6) if sent["asked"] else 1.0,
             "seen": over_seeds(seen),
         }
         if late[0] is not None:
             result["unseen"] = over_seeds([scores for scores in late if scores is not None])
-        if spent := self.method.spent():
+        if spent := self.methods[runs][0].spent():
             result["privacy"] = dict(spent)
-        return result, list(zip(seen, late, strict=True))
+        return result
 
     def _score(self, states: Sequence[Tree], ids: Sequence[Tensor]) -> list[Scores]:
         self.evaluations += 1
-        return evaluate(self.method, states, self.lockstep, ids, self.evaluations)
+        return evaluate(self.methods, states, self.lockstep, ids, self.evaluations)
 
     def _seen(self, states: Sequence[Tree]) -> list[Scores]:
         """Scores of the members; where none of them has anything to score, nobody is asked."""
@@ -225,14 +249,14 @@ class Training:
     def drain(self) -> list[dict[str, Any]]:
         """The ledger's lines since the last call (this is where the host waits for the device)."""
         lines = []
-        for federation, ledger in zip(self.federations, self.ledgers, strict=True):
+        for federation, ledger, sent in zip(self.federations, self.ledgers, self.sent, strict=True):
             for exchange in ledger:
                 line = {"seed": federation.seed, **exchange.line()}
                 for key in ("down", "up", "asked", "answered"):
-                    self.sent[key] += line[key]
+                    sent[key] += line[key]
                 lines.append(line)
             rounds = {exchange.round for exchange in ledger}
-            self.sent["client_rounds"] += len(rounds) * self.plan.cohort
+            sent["client_rounds"] += len(rounds) * self.plan.cohort
             ledger.clear()
         return sorted(lines, key=lambda line: line["round"])
 
@@ -262,4 +286,4 @@ def run(
     training = Training(method, several, engine or make("auto", method, several), Plan(**plan))
     if start is not None:
         training.adopt([start] * len(several), "start")
-    return training.complete(progress)
+    return training.result(training.complete(progress))

@@ -112,7 +112,7 @@ def test_scores_of_members_and_latecomers(name: str, engine: str) -> None:
     for which in ("vector", engine):
         after, _, made = trained(name, which, torch.float64)
         method = toys.method(name, torch.float64)
-        (scores,) = evaluate(method, [after["state"]], Lockstep(made), ids, number=next(EVALUATIONS))
+        (scores,) = evaluate([method], [after["state"]], Lockstep(made), ids, number=next(EVALUATIONS))
         counts.append(scores.counts)
         assert toys.same(after["memory"], toys.remembered(made)), "an evaluation is not remembered"
     assert toys.same(counts[0], counts[1])

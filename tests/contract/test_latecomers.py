@@ -44,7 +44,7 @@ def late_logits(name: str, engine: str, labelled: bool) -> tuple[Tensor, Any]:
     sent = method.personalise(state, clients)
     replies = Clients(made, LATE, -1, scratch=1, held=clients.held).send(method.probe, sent)  # type: ignore[attr-defined]
     assert replies.heard.all(), "some logits are not finite"
-    (scores,) = evaluate(method, [state], Lockstep(made), [LATE], number=2)
+    (scores,) = evaluate([method], [state], Lockstep(made), [LATE], number=2)
     return replies.each["logits"], scores
 
 
@@ -75,7 +75,7 @@ def test_one_latecomer_does_not_affect_another(variant: str) -> None:
     method = toys.method(variant, torch.float64)
     made = toys.engine("vector", method, [toys.federation()])
     state, _ = toys.rounds(method, made, 1)
-    (together,) = evaluate(method, [state], Lockstep(made), [torch.arange(len(toys.TRAIN))], number=1)
+    (together,) = evaluate([method], [state], Lockstep(made), [torch.arange(len(toys.TRAIN))], number=1)
     for number, client in enumerate(LATE.tolist(), start=2):
-        (alone,) = evaluate(method, [state], Lockstep(made), [torch.tensor([client])], number=number)
+        (alone,) = evaluate([method], [state], Lockstep(made), [torch.tensor([client])], number=number)
         assert torch.equal(alone.counts["test"][0], together.counts["test"][client])
