@@ -39,9 +39,7 @@ def trained(
     federations = toys.federations(2)
     several = [toys.method("pefll", lr=rate) for rate in rates]
     packed = rates[0] != rates[1]
-    engine = (
-        Packed(several, federations, "cpu", chunk=chunk) if packed else Vector(several[0], federations, chunk=chunk)
-    )
+    engine = Packed(several, federations, chunk=chunk) if packed else Vector(several[0], federations, chunk=chunk)
     engine.graphs = graphs  # type: ignore[assignment]
     training = Training(several if packed else several[0], federations, engine, Plan(rounds=3, cohort=5))
     for _ in range(3):
