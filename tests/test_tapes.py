@@ -17,6 +17,7 @@ from latecomer.engines import tapes
 from latecomer.engines.replays import EAGER_CALLS, KEPT
 from latecomer.engines.tapes import Tapes
 from latecomer.engines.vector import Vector
+from latecomer.lockstep import Lockstep
 from latecomer.train import Plan, Training
 
 CALLS = EAGER_CALLS + 2  # as it is, recorded, and compared with what was recorded
@@ -42,6 +43,12 @@ def played(function: Callable[..., Any], *inputs: Callable[[int], Any]) -> int:
         for a, b in zip(torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(expected), strict=True):
             assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
     return calls
+
+
+class Plain:
+    """An engine that nobody asks anything."""
+
+    device = torch.device("cpu")
 
 
 def test_mapped_gradients_are_played_to_the_last_bit() -> None:
@@ -86,6 +93,15 @@ def test_own_memory_may_be_written() -> None:
     assert played(function, lambda seed: some(seed, 2, 2)) == CALLS
 
 
+def test_own_tensors_may_change_their_shape() -> None:
+    def function(x: Tensor) -> Tensor:
+        doubled = x * 2
+        doubled.squeeze_(1)
+        return doubled @ torch.ones(3)
+
+    assert played(function, lambda seed: some(seed, 2, 1, 3)) == CALLS
+
+
 def test_memory_of_others_is_written_by_calls_alone() -> None:
     def function(x: Tensor) -> Tensor:
         start = torch.tensor([1.0, 2.0])  # a constant, as far as operations tell
@@ -121,7 +137,6 @@ def turned(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: x * (2 if x.sum() > 0 else 3),
         lambda x: x * float(x[0, 0]),
         lambda x: x[x > 0],
         lambda x: x.nonzero(),
@@ -133,6 +148,45 @@ def turned(x: Tensor) -> Tensor:
 )
 def test_what_depends_on_numbers_is_called(function: Callable[[Tensor], Tensor]) -> None:
     assert played(function, lambda seed: some(seed, 2, 3)) > CALLS
+
+
+def test_what_is_decided_by_a_number_is_played_while_it_is_decided_so() -> None:
+    calls: list[int] = []
+
+    def function(x: Tensor) -> Tensor:
+        calls.append(0)
+        return x * 2 if x.sum() > 0 else (x - 1).square()
+
+    play = Tapes()
+    for value in (1, 1, 1, 1, -1, 1, 1, -1, 1):
+        assert torch.equal(play("it", function, (torch.full((3,), value),)), function(torch.full((3,), value)))
+    assert len(calls) == 9 + CALLS + 2, "two calls for the two decisions that were made otherwise"
+    for value in (-1, -1, -1, -1, -1, -1, 1):
+        assert torch.equal(play("it", function, (torch.full((3,), value),)), function(torch.full((3,), value)))
+    (tape,) = play._kept.values()
+    assert tape.program is None, "more often otherwise than so"  # type: ignore[attr-defined]
+
+
+def test_threads_are_as_many_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for operations that other threads did for the caller."""
+    used: list[int] = []
+    change = torch.set_num_threads
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: (used.append(count), change(count)))
+    before = torch.get_num_threads()
+    change(2)
+    try:
+        lockstep = Lockstep(Plain())
+
+        def function(x: Tensor) -> Tensor:
+            one, other = lockstep([lambda _, scale=scale: x.mul(scale).sum() for scale in (2, 3)])
+            return (one + other) * x
+
+        assert played(function, lambda seed: some(seed, 200_000)) == CALLS
+        lockstep.close()
+        assert torch.get_num_threads() == 2
+    finally:
+        change(before)
+    assert used[-3:] == [1, 2, 2], "one for sums of other threads, two for the caller's, and as it was"
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -192,6 +246,10 @@ def test_every_method_trains_with_tapes_as_without(name: str) -> None:
         result = training.result(training.complete())
         found.append((training.states, result | {"seconds": 0}))
         assert (engine.tapes is not None and len(engine.tapes._kept) > 0) == with_tapes
+        if with_tapes and engine.tapes is not None and method.steady and not any(each.blank for each in engine.kept):
+            (whole,) = [tape for key, tape in engine.tapes._kept.items() if key[0] == "a whole round"]
+            assert whole.checked  # type: ignore[attr-defined]
+            assert whole.program is not None  # type: ignore[attr-defined]
     (plain, expected), (taped, result) = found
     assert result == expected
     assert all(toys.same(a, b) for a, b in zip(plain, taped, strict=True))

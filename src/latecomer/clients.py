@@ -47,7 +47,7 @@ class Ask:
 
     run: int  # which of the federations in lockstep
     round: int
-    ids: Tensor  # [cohort], on the CPU
+    ids: Tensor  # [cohort], on the CPU; in a whole round (`Whole`), which does not depend on the host, the device's own
     silent: Tensor  # [cohort] bool, on the engine's device: their answers will be ignored, their memory stays as it is
     shared: Tree
     each: Tree  # rows in the order of ids

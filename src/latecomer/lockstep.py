@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from .clients import Ask, Engine, Whole
 from .tree import Tree
@@ -23,6 +25,17 @@ T = TypeVar("T")
 
 class _Abandoned(BaseException):
     """Ends a run's work because another run failed."""
+
+
+class _Watch(TorchDispatchMode):
+    """Shows a worker's operations to whoever watches those of the caller's thread."""
+
+    def __init__(self, watcher: TorchDispatchMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.watcher = watcher
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.watcher.__torch_dispatch__(operation, types, args, kwargs)
 
 
 class _Worker:
@@ -36,6 +49,7 @@ class _Worker:
         self.work: Callable[[Engine], object] | None = None
         self.abandoned = False
         self.stream: torch.cuda.Stream | None = None
+        self.watch: AbstractContextManager[Any] = nullcontext()
         self.running = False  # somebody has to wait for it
         self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._live, daemon=True)
@@ -48,7 +62,7 @@ class _Worker:
             if self.work is None:
                 return
             try:
-                with torch.cuda.stream(self.stream):  # the caller's; a thread of its own would have one of its own
+                with torch.cuda.stream(self.stream), self.watch:  # the caller's; a thread would have its own
                     self.result = self.work(self)
             except BaseException as error:  # handed over to the caller's thread, which raises it
                 self.error = error
@@ -74,6 +88,8 @@ class _Worker:
         """Let work begin."""
         self.work, self.error, self.result, self.abandoned = work, None, None, False
         self.stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
+        watcher = _get_current_dispatch_mode()
+        self.watch = nullcontext() if watcher is None else _Watch(watcher)
         self.resume()
 
     def resume(self) -> None:
@@ -133,7 +149,8 @@ class Lockstep:
 
     def _go_on(self, starts: Sequence[Callable[[], None]], workers: Sequence[_Worker]) -> None:
         """Start workers, as many at a time as there are threads, and wait for them."""
-        abreast = torch.get_num_threads() if self.engine.device.type == "cpu" else 1
+        alone = self.engine.device.type != "cpu" or _get_current_dispatch_mode() is not None
+        abreast = 1 if alone else torch.get_num_threads()
         for first in range(0, len(workers), abreast):
             some = slice(first, first + abreast)
             for start in starts[some]:

@@ -127,7 +127,7 @@ def _total(weight: Tensor, rows: Tensor) -> Tensor:
     if (kernels := kernels_for(rows)) is not None:
         total: Tensor = kernels.total(weight, rows)
         return total
-    return weight @ _chosen(weight != 0, rows)
+    return (weight[None] @ _chosen(weight != 0, rows))[0]
 
 
 def _chosen(which: Tensor, rows: Tensor) -> Tensor:

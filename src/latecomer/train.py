@@ -124,7 +124,7 @@ class Training:
         self, run: int, state: Tree, ledger: list[Exchange], engine: Engine, cohort: Cohort | None = None
     ) -> Tree:
         faults = silence(self.plan.silence, self.federations[run].seed)
-        ids = self.cohort(run, self.round)
+        ids = self.cohort(run, self.round) if cohort is None else cohort.ids
         return self.methods[run].round(
             state, Clients(engine, ids, self.round, run, faults=faults, ledger=ledger, cohort=cohort)
         )

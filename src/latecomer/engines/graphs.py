@@ -16,25 +16,15 @@ from .replays import Replays
 
 
 class Graphs(Replays):
-    """Replays graphs. Called within another call, it is part of that one's call or graph."""
+    """Replays graphs."""
 
     def __init__(self) -> None:
         super().__init__()
         self._ahead = ahead()
-        self._within = False  # a call that runs as it is
-
-    def __call__(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...], lasting: bool = True) -> Any:
-        if self._within or torch.cuda.is_current_stream_capturing():
-            return function(*inputs)
-        return super().__call__(name, function, inputs, lasting)
 
     def _first(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[bool, Any]:
         """It warms up the libraries, and all kernels are compiled."""
-        self._within = True
-        try:
-            return super()._first(function, inputs) if self._ahead is None else self._ahead(function, inputs)
-        finally:
-            self._within = False
+        return super()._first(function, inputs) if self._ahead is None else self._ahead(function, inputs)
 
     def _capture(
         self, function: Callable[..., Any], leaves: list[Tensor], shape: TreeSpec, lasting: bool

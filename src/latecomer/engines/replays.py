@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -21,30 +22,42 @@ class Replays(ABC):
     """Calls a function of trees of tensors, by replay where it can.
 
     The function must be pure, and look at no numbers on the host: what it returns besides tensors, or makes of its
-    inputs' shapes, is what it was when it was captured.
+    inputs' shapes, is what it was when it was captured. A call within one that is captured is part of that one.
     """
 
     def __init__(self) -> None:
+        self._within = False  # a call that is the first or being captured
         self._seen: dict[Any, int] = {}
         self._kept: OrderedDict[Any, Replay] = OrderedDict()
 
     def __call__(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...], lasting: bool = True) -> Any:
         """What the function returns; unless `lasting`, the next call of the same name may overwrite it."""
+        if self._within:
+            return function(*inputs)
         leaves, shape = tree_flatten(inputs)
         key = (name, str(shape), tuple(self._form(leaf) for leaf in leaves))
         if key not in self._kept:
             self._seen[key] = self._seen.get(key, 0) + 1
-            if self._seen[key] <= EAGER_CALLS:
-                makes_sense, result = self._first(function, inputs)
-                if makes_sense:
-                    return result
-            self._kept[key], result = self._capture(function, leaves, shape, lasting)
+            with self._one():
+                if self._seen[key] <= EAGER_CALLS:
+                    makes_sense, result = self._first(function, inputs)
+                    if makes_sense:
+                        return result
+                self._kept[key], result = self._capture(function, leaves, shape, lasting)
             if len(self._kept) > KEPT:
                 gone, _ = self._kept.popitem(last=False)
                 del self._seen[gone]
             return result
         self._kept.move_to_end(key)
         return self._kept[key](leaves, lasting)
+
+    @contextmanager
+    def _one(self) -> Iterator[None]:
+        self._within = True
+        try:
+            yield
+        finally:
+            self._within = False
 
     def clear(self) -> None:
         self._kept.clear()

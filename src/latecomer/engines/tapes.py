@@ -1,13 +1,14 @@
-"""Exchanges on a CPU as tapes: the plain operations that a mapped step comes down to, without what leads to them.
+"""Exchanges and whole rounds on a CPU as tapes: the plain operations that they come down to, and nothing else.
 
 With many small networks, most of a round is not arithmetic but Python and PyTorch's transforms (`vmap`, `grad`), which
 arrive at the same operations every time. A tape has these operations, as the source of a Python function. Playing it
-does the same arithmetic in the same order, so the results are the same to the last bit.
+does the same arithmetic in the same order on as many threads, so the results are the same to the last bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .replays import Replay, Replays
 
+Program = Callable[..., list[Any] | None]
+"""From inputs to outputs; None if it was recorded where the host was told other numbers."""
+TELL = torch.ops.aten._local_scalar_dense.default  # a number, to the host
 LONGEST = 30_000  # operations on a tape; a function with more goes on running as it is
-UNFIT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
-"""Operations that tell the host a number, or a shape that depends on numbers, or that change a tensor's shape."""
+UNFIT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+"""Operations that tell the host numbers, or a shape that depends on numbers."""
 
 
 class Tapes(Replays):
@@ -38,7 +42,7 @@ class Tapes(Replays):
             result = function(*tree_unflatten(inputs, shape))
         outputs, form = tree_flatten(result)
         program = None if recorder.calls is None else recorder.program(outputs)
-        return _Tape(function, shape, program, form), result
+        return _Tape(function, shape, program, form, self._one), result
 
 
 @dataclass
@@ -47,22 +51,37 @@ class _Tape:
 
     function: Callable[..., Any]
     shape: TreeSpec
-    program: Callable[..., list[Any]] | None
+    program: Program | None
     form: TreeSpec
+    as_one: Callable[[], AbstractContextManager[None]]  # calls within are not tapes of their own
     checked: bool = False
+    luck: int = 0  # how much more often it could be played than not
 
     def __call__(self, leaves: list[Tensor], lasting: bool) -> Any:
-        if self.program is None:
-            return self.function(*tree_unflatten(leaves, self.shape))
-        with torch.no_grad():
-            played = self.program(*leaves)
-        if self.checked:
+        played = None if self.program is None else self._played(self.program, leaves)
+        if self.checked and played is not None:
             return tree_unflatten(played, self.form)
-        result = self.function(*tree_unflatten(leaves, self.shape))
+        inputs = tree_unflatten(leaves, self.shape)
+        if played is None:
+            return self.function(*inputs)
+        with self.as_one():
+            result = self.function(*inputs)
         outputs, form = tree_flatten(result)
         self.checked = form == self.form and all(map(_same, played, outputs))
         self.program = self.program if self.checked else None
         return result
+
+    def _played(self, program: Program, leaves: list[Tensor]) -> list[Any] | None:
+        """What the program returns. One that more often finds other numbers than it knows is given up."""
+        threads = torch.get_num_threads()
+        try:
+            with torch.no_grad():
+                played = program(*leaves)
+        finally:
+            torch.set_num_threads(threads)
+        self.luck += 1 if played is not None else -1
+        self.program = program if self.luck >= 0 else None
+        return played
 
 
 @dataclass
@@ -72,6 +91,8 @@ class _Call:
     used: set[str]  # names of tensors among them
     made: list[str]  # names of the tensors it returns; "" for what is none, or has its name already
     several: bool  # whether it returns a list
+    threads: int  # how many it may use: some sums depend on it
+    told: str = ""  # the name of the number that it told the host
 
 
 class _Recorder(TorchDispatchMode):
@@ -106,14 +127,16 @@ class _Recorder(TorchDispatchMode):
             return
         words = [self._text(value) for value in args] + [f"{key}={self._text(value)}" for key, value in kwargs.items()]
         made = [self._new(value) for value in (result if several else [result])]
-        calls.append(_Call(operation, ", ".join(words), {self._name(tensor) for tensor in tensors}, made, several))
+        used = {self._name(tensor) for tensor in tensors}
+        told = self._constant(result) if operation is TELL else ""
+        calls.append(_Call(operation, ", ".join(words), used, made, several, torch.get_num_threads(), told))
 
     def _unfit(self, operation: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
         """Whether an operation may do something else the next time, or change what is not the function's own."""
         if operation is torch.ops.aten.index.Tensor:
             decides = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in _tensors(args[1:]))
         else:
-            decides = not UNFIT.isdisjoint(operation.tags)
+            decides = operation is not TELL and not UNFIT.isdisjoint(operation.tags)
         fixed = (
             operation is torch.ops.aten.as_strided.default
         )  # to a place in memory, which an input may not have again
@@ -121,11 +144,16 @@ class _Recorder(TorchDispatchMode):
         elsewhere = any(
             tensor.device.type != "cpu" for tensor in tensors
         )  # of no numbers: forward derivatives make such
-        return decides or elsewhere or any(self._is_foreign(tensor) for tensor in abroad)
+        reshaped = torch.Tag.inplace_view in operation.tags and self._has_namesake(args[0])
+        return decides or elsewhere or reshaped or any(self._is_foreign(tensor) for tensor in abroad)
 
     def _is_foreign(self, tensor: Tensor) -> bool:
         """Whether its memory is an input's or a constant's."""
         return tensor not in self.names or _storage(tensor) in self.foreign
+
+    def _has_namesake(self, tensor: Tensor) -> bool:
+        """Whether another tensor goes by its name, which would change its shape with it."""
+        return list(self.names.values()).count(self._name(tensor)) > 1
 
     def _new(self, value: Any) -> str:
         if not isinstance(value, Tensor) or value in self.names:
@@ -152,26 +180,31 @@ class _Recorder(TorchDispatchMode):
         self.constants[name] = value
         return name
 
-    def program(self, outputs: list[Any]) -> Callable[..., list[Any]]:
+    def program(self, outputs: list[Any]) -> Program:
         """What was recorded, as a function from inputs to outputs. What nobody needs is left out, or freed at once."""
         names = [self._text(value) for value in outputs]
-        operations: dict[str, Any] = {}
-        needed, lines = set(names), []
+        operations: dict[str, Any] = {"threads": torch.set_num_threads}
+        needed, lines, threads = set(names), [], 0
         for number, call in enumerate(reversed(self.calls or [])):
             if any(call.made) and not call.operation._schema.is_mutable and needed.isdisjoint(call.made):
                 continue
+            if threads and call.threads != threads:
+                lines.append(f" threads({threads})")
+            threads = call.threads
             last = {name for name in call.used if name.startswith("t")} - needed
             last |= {name for name in call.made if name} - needed
             needed |= call.used
             targets = ", ".join(name or "_" for name in call.made) + "," * call.several
             free = "".join(f"{name} = " for name in sorted(last))
+            if call.told:
+                lines.append(f" if _ != {call.told}: return")
             lines.append(f" {targets} = f{number}({call.arguments})" + f"; {free}None" * bool(free))
             operations[f"f{number}"] = call.operation._op  # itself; called as a Python object, each would need a frame
         fixed = {name for name, value in self.constants.items() if isinstance(value, Tensor)}
         returned = ", ".join(name + ".clone()" * (name in fixed) for name in names)  # somebody may write into it
         head, tail = f"def play({', '.join(self.inputs)}):", f" return [{returned}]"
         space = operations | self.constants
-        exec("\n".join([head, *reversed(lines), tail]), space)
+        exec("\n".join([head, f" threads({threads})" * bool(threads), *reversed(lines), tail]), space)
         return space["play"]  # type: ignore[no-any-return]
 
 

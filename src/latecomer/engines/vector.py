@@ -19,12 +19,13 @@ from ..tree import Tree
 from .graphs import Graphs
 from .home import CLIENT, WEIGHT, Homes, PackedHome
 from .memory import Shelf
+from .replays import Replays
 from .reroute import rerouted
 from .room import COPIES, activation_bytes, budget, message_bytes
 from .tapes import Tapes
 
 Mapped = Callable[..., tuple[Tree, Tree]]
-UNROLLED = 8  # chunks in the graph of a whole round, one after the other; more replay one graph of a chunk
+UNROLLED = 8  # chunks in the replay of a whole round, one after the other; more replay one chunk each
 
 
 class Vector(Shelf):
@@ -52,16 +53,17 @@ class Vector(Shelf):
         self.in_parts = False  # whether whole rounds did not fit into memory
 
     def whole(self, rows: int) -> Whole | None:
-        """Whole rounds as graphs, if the host has nothing to look up: neither memories nor model sizes."""
+        """Whole rounds by replay, if the host has nothing to look up: neither memories nor model sizes."""
+        replays = self.graphs or self.tapes
         host = self.method.task.sizes or any(memories.blank for memories in self.kept)
         long = rows > UNROLLED * self.chunk
-        return None if self.graphs is None or self.in_parts or host or long else _Rounds(self, self.graphs)
+        return None if replays is None or self.in_parts or host or long else _Rounds(self, replays)
 
     def prepare(self, run: int, ids: Tensor, number: int) -> Cohort:
         """What a round needs to know about its clients, on the device."""
         cards = self.homes.cards(run, ids)
         slips = tree.upload(torch.cat([cards, torch.full_like(cards[:, :1], number)], 1), self.device)
-        return Cohort(slips[:, CLIENT], slips)
+        return Cohort(slips[:, CLIENT].contiguous(), slips)
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
         for some in same_shapes(asks):
@@ -198,20 +200,20 @@ class Vector(Shelf):
 
 @dataclass(frozen=True)
 class _Rounds:
-    """Whole rounds as graphs."""
+    """Whole rounds as graphs or tapes."""
 
     engine: Vector
-    graphs: Graphs
+    replays: Replays
 
     def prepare(self, run: int, ids: Tensor, number: int) -> Cohort:
         return self.engine.prepare(run, ids, number)
 
     def __call__(self, rounds: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
         try:
-            return self.graphs("a whole round", rounds, inputs, lasting=False)
+            return self.replays("a whole round", rounds, inputs, lasting=False)
         except torch.OutOfMemoryError:
             self.engine.in_parts = True  # from now on exchange by exchange, which needs less
-        self.graphs.clear()  # here, where the exception no longer holds on to what the failed attempt had
+        self.replays.clear()  # here, where the exception no longer holds on to what the failed attempt had
         torch.cuda.empty_cache()
         return rounds(*inputs)
 
