@@ -35,7 +35,10 @@ class Sending:
 
 
 class Cohort(NamedTuple):
-    """Who takes part in a round, on the device of an engine that wants to know before the round begins."""
+    """Who takes part in a round, on the device of an engine that wants to know before the round begins.
+
+    Or in several rounds: then both have a dimension more, the first.
+    """
 
     ids: Tensor  # [cohort]
     slips: Tensor  # [cohort, ...]: what the engine needs to know about each client
@@ -84,11 +87,14 @@ class Whole(Protocol):
     What it returns lasts until the next call.
     """
 
-    def prepare(self, run: int, ids: Tensor, number: int) -> Cohort: ...
+    def prepare(self, run: int, ids: Tensor, numbers: Tensor) -> Cohort:
+        """What it needs to know about the clients [rounds, cohort] of some rounds."""
+
     def __call__(self, rounds: Callable[..., Any], inputs: tuple[Any, ...]) -> Any: ...
 
 
-Told = tuple[str, Tensor, Tensor, int, int]
+Told = tuple[str, int, int]
+"""A step, and the bytes to and from one client."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +111,8 @@ class Exchange:
 
     @property
     def told(self) -> Told:
-        """What it came to."""
-        return self.step, self.asked, self.answered, self.down_each, self.up_each
+        """What is the same every round."""
+        return self.step, self.down_each, self.up_each
 
     def line(self) -> dict[str, Any]:
         asked, answered = int(self.asked), int(self.answered)
@@ -207,8 +213,8 @@ class Clients:
         self.engine.exchange(name, [ask])
         heard = torch.cat(collector.heards)
         down = tree.nbytes(shared) + tree.nbytes(each) // max(len(self.ids), 1)
-        told = name, (~silent).sum(), heard.sum(), down, collector.up_each
-        self.ledger.append(Exchange(self.round, *told, seconds=watch.stop()))
+        counts = (~silent).sum(), heard.sum()
+        self.ledger.append(Exchange(self.round, name, *counts, down, collector.up_each, seconds=watch.stop()))
         self.silent = ~heard
         self.held = self.held | shared
         return collector

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from . import tree
-from .checks import by_labels, check, check_model
+from .checks import check, check_model
 from .clients import Clients, Cohort, Engine, Exchange, Told, Whole
+from .cohorts import Cohorts
 from .data.federation import Federation
-from .data.shuffle import purpose, sample
 from .errors import SettingError
 from .evaluate import Scores, evaluate, over_seeds
 from .faults import silence
@@ -62,7 +62,7 @@ class Training:
         self.federations, self.engine, self.plan = federations, engine, plan
         for one, own in self._by_method():
             check(one, own, plan.cohort)
-        self.groups = [] if plan.cohort_labelled is None else [by_labels(federation) for federation in federations]
+        self.cohort = Cohorts(federations, plan.cohort, plan.cohort_labelled)
         self.lockstep = Lockstep(engine)
         self.steady = self.methods[0].steady and not plan.silence  # nothing in a round is decided on the host
         self.round = 0
@@ -132,36 +132,26 @@ class Training:
     def _replay(self, whole: Whole) -> None:
         """The round of all runs as one function of their states and cohorts, which an engine can replay."""
 
-        def rounds(states: list[Tree], cohorts: list[Cohort]) -> tuple[list[Tree], list[list[Told]]]:
+        def rounds(states: list[Tree], cohorts: list[Cohort]) -> tuple[list[Tree], Tensor, list[list[Told]]]:
             ledgers: list[list[Exchange]] = [[] for _ in states]
             works = [
                 partial(self._round, run, states[run], ledgers[run], cohort=cohorts[run]) for run in range(len(states))
             ]
-            return self.lockstep(works), [[exchange.told for exchange in ledger] for ledger in ledgers]
+            after = self.lockstep(works)
+            counts = [count for ledger in ledgers for one in ledger for count in (one.asked, one.answered)]
+            return after, torch.stack(counts), [[one.told for one in ledger] for ledger in ledgers]
 
         watch = Stopwatch(self.engine.device)
-        cohorts = [whole.prepare(run, self.cohort(run, self.round), self.round) for run in range(len(self.states))]
+        cohorts = [self.cohort.prepare(whole, run, self.round) for run in range(len(self.states))]
+        counts: Tensor
         told: list[list[Told]]
-        self.states, told = whole(rounds, (self.states, cohorts))
+        self.states, counts, told = whole(rounds, (self.states, cohorts))
         seconds = watch.stop()
+        answers = iter(counts.clone())  # the next round may overwrite them
         for ledger, lines in zip(self.ledgers, told, strict=True):
-            for left, (step, asked, answered, down, up) in zip(range(len(lines) - 1, -1, -1), lines, strict=True):
-                counts = asked.clone(), answered.clone()
-                ledger.append(Exchange(self.round, step, *counts, down, up, seconds=None if left else seconds))
-
-    def cohort(self, run: int, number: int) -> Tensor:
-        """Who takes part in a round; sorted, so that neighbours in the data stay neighbours."""
-        federation, size = self.federations[run], self.plan.cohort
-        if self.plan.cohort_labelled is None:
-            return sample(size, federation.members, federation.seed, number, purpose("cohort")).sort().values
-        others, labelled = self.groups[run]  # where one group is too small, the other fills the cohort
-        few = min(max(round(self.plan.cohort_labelled * size), size - len(others)), len(labelled))
-        drawn = [
-            group[sample(count, len(group), federation.seed, number, purpose(name))]
-            for group, count, name in ((labelled, few, "labelled"), (others, size - few, "unlabelled"))
-            if count
-        ]
-        return torch.cat(drawn).sort().values
+            for left, (step, down, up) in zip(range(len(lines) - 1, -1, -1), lines, strict=True):
+                counted = next(answers), next(answers)
+                ledger.append(Exchange(self.round, step, *counted, down, up, seconds=None if left else seconds))
 
     def evaluate(self) -> dict[str, Any]:
         """Score the members, validators, and the latecomers if they are watched; keep the best state of every run."""

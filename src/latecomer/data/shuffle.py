@@ -95,7 +95,7 @@ def draw(
     return shuffled(torch.minimum(place, some - 1), some, key), real
 
 
-def sample(count: int, population: int, *key: int) -> Tensor:
-    """`count` distinct numbers below `population`; the cost does not grow with the population."""
-    name = mix(torch.tensor(key[0], dtype=torch.int64), *key[1:])
+def sample(count: int, population: int, *key: Tensor | int) -> Tensor:
+    """`count` distinct numbers below `population`, whose size costs nothing; a row for every key."""
+    name = mix(torch.as_tensor(key[0]), *key[1:])[..., None]
     return shuffled(torch.arange(count), torch.tensor(population), name)

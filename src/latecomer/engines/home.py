@@ -59,7 +59,7 @@ class Homes:
             self.taps, self.shares = (t.to(device) for t in turns(self.shape, angles.tolist()))
 
     def cards(self, run: int, ids: Tensor) -> Tensor:
-        """One row of integers a client: [clients, 12], on the CPU."""
+        """One row of integers a client: [..., 12] for clients of any shape, on the CPU."""
         federation = self.federations[run]
         columns = [
             torch.full_like(ids, federation.seed),

@@ -59,11 +59,11 @@ class Vector(Shelf):
         long = rows > UNROLLED * self.chunk
         return None if replays is None or self.in_parts or host or long else _Rounds(self, replays)
 
-    def prepare(self, run: int, ids: Tensor, number: int) -> Cohort:
-        """What a round needs to know about its clients, on the device."""
+    def prepare(self, run: int, ids: Tensor, numbers: Tensor) -> Cohort:
+        """What rounds need to know about their clients [rounds, cohort], on the device."""
         cards = self.homes.cards(run, ids)
-        slips = tree.upload(torch.cat([cards, torch.full_like(cards[:, :1], number)], 1), self.device)
-        return Cohort(slips[:, CLIENT].contiguous(), slips)
+        slips = tree.upload(torch.cat([cards, numbers[:, None, None].expand_as(cards[..., :1])], -1), self.device)
+        return Cohort(slips[..., CLIENT].contiguous(), slips)
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
         for some in same_shapes(asks):
@@ -107,7 +107,7 @@ class Vector(Shelf):
         ids = [_part(ask.ids, first, rows) for ask in asks]
         slips = torch.stack(
             [
-                self.prepare(ask.run, some, ask.round).slips
+                self.prepare(ask.run, some[None], torch.tensor([ask.round])).slips[0]
                 if ask.cohort is None
                 else _part(ask.cohort.slips, first, rows)
                 for ask, some in zip(asks, ids, strict=True)
@@ -205,8 +205,8 @@ class _Rounds:
     engine: Vector
     replays: Replays
 
-    def prepare(self, run: int, ids: Tensor, number: int) -> Cohort:
-        return self.engine.prepare(run, ids, number)
+    def prepare(self, run: int, ids: Tensor, numbers: Tensor) -> Cohort:
+        return self.engine.prepare(run, ids, numbers)
 
     def __call__(self, rounds: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
         try:
