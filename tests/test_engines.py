@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 import toys
 from latecomer import engines, methods, tree
 from latecomer.clients import Ask, Clients
 from latecomer.data import Federation
 from latecomer.engines import auto, make, pick_device, waking
+from latecomer.engines import home as home_
 from latecomer.engines.home import Homes, PackedHome, entropy
 from latecomer.engines.room import activation_bytes
 from latecomer.engines.vector import Vector
@@ -198,6 +200,39 @@ def test_turned_images() -> None:
     plain = replace(federation, rotation=torch.zeros_like(federation.rotation))
     straight, turned = (home(1, federation=which).all().x for which in (plain, federation))
     assert torch.allclose(turned, torch.rot90(straight, 1, (-2, -1)), atol=1e-6)
+
+
+@pytest.mark.parametrize("rotation", [None, [0, 30, 45]], ids=["straight", "turned"])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_images_that_are_kept_ready_are_the_same(
+    rotation: list[int] | None, channels: int, mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit the same as those that are turned, scaled and shifted batch by batch."""
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 6, 7, channels), dtype=np.uint8)
+    rows = {"train": [range(6), range(6, 15), range(15, 20)], "val": [[20]] * 3, "test": [[21], [22, 23], [24]]}
+    classes, colours = np.arange(30) % 3, tuple(0.1 + 0.2 * k for k in range(channels))
+    federation = Federation.from_arrays(
+        pixels, classes, **rows, members=2, rotation=rotation, mean=colours, std=colours[::-1]
+    )
+
+    def drawn(homes: Homes, card: Tensor) -> tuple[Tensor, ...]:
+        here = PackedHome(homes, card, torch.tensor(4), {})
+        return here.all().x, here.all("test").x, *(batch.x for batch in here.batches(3, 4))
+
+    found = []
+    for limit in (0, home_.READY):
+        monkeypatch.setattr(home_, "READY", limit)
+        homes = Homes([federation], torch.device("cpu"), torch.float32)
+        assert (homes.ready is None) == (limit == 0)
+        cards = homes.cards(0, torch.arange(3))
+        if mapped:
+            found.append(vmap(partial(drawn, homes))(cards))
+        else:
+            found.append(tuple(map(torch.stack, zip(*(drawn(homes, card) for card in cards), strict=True))))
+    for plain, ready in zip(*found, strict=True):
+        assert plain.shape == ready.shape
+        assert torch.equal(plain, ready)
 
 
 # memories, on every engine

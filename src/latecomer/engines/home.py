@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..alike import same
@@ -24,6 +25,7 @@ from ..task import Batch, labelled
 from ..tree import Tree
 
 SMALL = 2**16  # numbers in the batches of an exchange that a CPU takes at once, and not batch by batch
+READY = 2**22  # numbers of images that a CPU keeps scaled, in every angle, and does not work out batch by batch
 SEED, CLIENT, LABELLED, ANGLE, WEIGHT, BUDGET = range(6)  # LABELLED: 1 for one's own labels, and 2 more for a validator
 START = {split: 6 + 2 * k for k, split in enumerate(SPLITS)}
 SIZE = {split: 7 + 2 * k for k, split in enumerate(SPLITS)}
@@ -57,6 +59,8 @@ class Homes:
         self.turned = bool(angles.any())
         if self.turned:
             self.taps, self.shares = (t.to(device) for t in turns(self.shape, angles.tolist()))
+        ready = self.images and self.channels_last and len(angles) * x.numel() <= READY
+        self.ready = self._every_angle() if ready else None
 
     def cards(self, run: int, ids: Tensor) -> Tensor:
         """One row of integers a client: [..., 12] for clients of any shape, on the CPU."""
@@ -88,21 +92,31 @@ class Homes:
         """The examples, ready for a model."""
         if not self.images:
             return self.x[rows].to(self.dtype)
+        if self.ready is not None:  # by `embedding`: whole rows at once, where plain indices would go number by number
+            flat = F.embedding(rows + card[ANGLE] * len(self.x), self.ready)
+            images: Tensor = flat.unflatten(-1, self.x.shape[1:]).movedim(-1, -3)
+            return images
         if not self.channels_last and not self.turned:
             taken: Tensor = take(self.x, rows, self.scale, self.shift)
             return taken
-        x = self.x[rows]
+        return self._ready_made(self.x[rows], card[ANGLE, None])
+
+    def _ready_made(self, x: Tensor, angle: Tensor) -> Tensor:
+        """Images as they are stored, turned (`angle` is a vector of one), scaled and shifted."""
         if self.channels_last:
             x = x.movedim(-1, -3)
         x = x.to(self.dtype)
         if self.turned:
-            angle = card[
-                ANGLE, None
-            ]  # one row by a vector of one: under vjp a plain number would be read from the device
+            # one row by a vector of one: under vjp a plain number would be read from the device
             flat, taps, shares = x.flatten(-2), self.taps[angle][0], self.shares[angle][0]  # taps: [neighbours, pixels]
             turned = (flat[..., taps.flatten()].unflatten(-1, taps.shape) * shares).sum(-2)
             x = turned.unflatten(-1, self.shape[-2:])
         return x * self.scale + self.shift
+
+    def _every_angle(self) -> Tensor:
+        """All images as a model sees them, in one angle after the other: [angles * examples, pixels]."""
+        made = [self._ready_made(self.x, angle).movedim(-3, -1) for angle in torch.arange(len(self.angles)).split(1)]
+        return torch.cat(made).flatten(1)
 
 
 class PackedHome:
