@@ -23,11 +23,12 @@ class LabelledLeNet(LeNet):
         assert isinstance(padding, tuple)
         of_image, of_planes = self.conv1.weight.split([x.shape[1], label.shape[1]], 1)
         image = F.conv2d(x, of_image, self.conv1.bias, padding=padding)
-        ones = x.new_ones(1, 1, *x.shape[2:])
+        ones = torch.ones(1, 1, *x.shape[2:], dtype=x.dtype, device=x.device)  # made of x, each client had its own
         windows = F.unfold(ones, self.conv1.kernel_size, padding=padding)[0]  # [taps, places]
-        by_class = (of_planes.flatten(2) @ windows).movedim(1, 0).flatten(1)  # what a plane adds, for every class
-        added = (label.to(by_class.dtype) @ by_class).unflatten(1, image.shape[1:])
-        return self.after_first(F.relu(F.max_pool2d(image + added, 2)))
+        plane = windows.t() @ of_planes.flatten(2).permute(1, 2, 0)  # what a plane adds, for every class
+        by_class = plane.flatten(1)  # with channels last, as pooling on a CPU is slow without
+        added = (label.to(by_class.dtype) @ by_class).unflatten(1, (*image.shape[2:], -1)).movedim(-1, 1)
+        return self.after_first(F.relu(F.max_pool2d(added + image, 2)))  # in the order of the first: channels last
 
 
 class LabelledMLP(MLP):
