@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import grad_and_value, vmap
 
 import toys
 from latecomer import blocks, learn, tree
@@ -126,6 +126,37 @@ def test_clients_in_one_map_learn_what_each_would_alone() -> None:
     together = vmap(fit, randomness="error")(rows)
     for k in range(2):
         assert toys.gap(tree.row(together, k), fit(tree.row(rows, k))) < 1e-12
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_who_does_not_move_in_a_map_keeps_weights_and_velocity(settings: dict[str, float]) -> None:
+    rule, generator = learn.SGD(**settings), torch.Generator().manual_seed(2)
+    weights, velocity, slope = torch.randn(3, 4, 9, generator=generator, dtype=torch.float64).unbind()
+    moving = torch.tensor([True, False, True, False])
+    velocity = vmap(rule.at_rest)(weights) + velocity[:, : 9 if rule.momentum else 0]
+    found = vmap(rule.move)(weights, slope.split([4, 5], 1), velocity, moving)
+    for k in range(4):
+        alone = rule.move(weights[k], slope[k].split([4, 5]), velocity[k], moving[k])
+        for ours, expected, before in zip(found, alone, (weights, velocity), strict=True):
+            torch.testing.assert_close(ours[k], expected if moving[k] else before[k], rtol=1e-14, atol=1e-14)
+            assert bool(moving[k]) or torch.equal(ours[k], before[k])
+
+
+@pytest.mark.parametrize("classes", [2, 10, 40])
+def test_cross_entropy_of_few_classes_is_the_same_in_a_map(classes: int) -> None:
+    """Where rows are shorter than a vector of the CPU, a map takes them as columns."""
+    generator = torch.Generator().manual_seed(2)
+    logits = 5 * torch.randn(3, 7, classes, generator=generator)
+    y = torch.randint(-1, classes, (3, 7), generator=generator)
+    weight = (y >= 0).float()
+    slopes, values = vmap(grad_and_value(blocks.cross_entropy))(logits, y, weight)
+    for k in range(3):
+        row = logits[k].clone().requires_grad_()
+        with torch.enable_grad():
+            value = blocks.cross_entropy(row, y[k], weight[k])
+        (slope,) = torch.autograd.grad(value, row)
+        torch.testing.assert_close(values[k], value.detach(), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(slopes[k], slope, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("length", [0.0, 1e-12, 0.5, 2.0, 1e6])

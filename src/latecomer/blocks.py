@@ -17,6 +17,9 @@ from torch._C import _functorch
 from torch.overrides import handle_torch_function, has_torch_function
 
 Pair = tuple[int, int]
+VECTOR = 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
+"""Bytes that this CPU computes with at once. PyTorch's `log_softmax` of rows shorter than that goes number by number;
+many rows take a fifth of the time if they are columns."""
 Number = float | Tensor  # where several runs share a map (engines/packed.py), a setting may be one number a row
 
 
@@ -59,7 +62,8 @@ def norm(
 @replaceable
 def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """The weighted mean over examples; labels below zero are unknown and must weigh nothing."""
-    scores = torch.log_softmax(logits, -1)
+    narrow = logits.shape[-1] * logits.element_size() < VECTOR and not logits.is_cuda and _mapped()
+    scores = torch.log_softmax(logits.mT, -2).mT if narrow else torch.log_softmax(logits, -1)
     each = -scores.gather(-1, y.clamp(min=0)[..., None]).squeeze(-1)
     return (each * weight).sum() / weight.sum().clamp(min=1)
 
@@ -78,15 +82,19 @@ def move(
     """One step along a gradient, which comes in parts; from weights and velocity to the next, if it is `moving`."""
     moves = moving[None].to(weights.dtype)
     direction = slopes[0] if len(slopes) == 1 else torch.cat(slopes)
-    if used(clip):
-        direction = direction * clip_factor(direction, clip)
-    if used(decay):
-        direction = plus(direction, weights, decay)
+    factor = clip_factor(direction, clip) if used(clip) else None
     if used(momentum):
-        direction = plus(direction, velocity, momentum)
-        velocity = torch.lerp(velocity, direction, moves)  # exactly one of the two, in a third of what `where` takes
+        # factors of one number each let be what does not move; choosing by `where` is one more pass over the weights
+        kept = velocity * (1 - moves * (1 - _like(momentum, moves)))
+        velocity = torch.addcmul(kept, direction, moves if factor is None else moves * factor)
+        direction = velocity = (
+            torch.addcmul(velocity, weights, moves * _like(decay, moves)) if used(decay) else velocity
+        )
+    else:
+        direction = direction if factor is None else direction * factor
+        direction = plus(direction, weights, decay) if used(decay) else direction
     if isinstance(lr, Tensor):
-        return torch.addcmul(weights, direction, moves * -lr.to(weights.dtype)), velocity
+        return torch.addcmul(weights, direction, moves * -_like(lr, moves)), velocity
     return torch.addcmul(weights, direction, moves, value=-lr), velocity
 
 
@@ -105,11 +113,16 @@ def take(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 def kernels_for(array: Tensor) -> Any:
     """The kernels, for what is not a block, if an array is of float32, on a GPU, and nobody maps over it."""
-    if not array.is_cuda or array.dtype != torch.float32 or _functorch.peek_interpreter_stack() is not None:
+    if not array.is_cuda or array.dtype != torch.float32 or _mapped():
         return None
     from .engines.fused import kernels  # here: engines know blocks
 
     return kernels()
+
+
+def _mapped() -> bool:
+    """Whether somebody maps or differentiates what runs now."""
+    return _functorch.peek_interpreter_stack() is not None
 
 
 def used(number: Number) -> bool:
@@ -120,8 +133,13 @@ def used(number: Number) -> bool:
 def plus(a: Tensor, b: Tensor, factor: Number) -> Tensor:
     """a + factor b, in one pass over the weights and not two."""
     if isinstance(factor, Tensor):
-        return torch.addcmul(a, b, factor[None].to(a.dtype))
+        return torch.addcmul(a, b, _like(factor, a)[None])
     return torch.add(a, b, alpha=factor)
+
+
+def _like(number: Any, array: Tensor) -> Any:
+    """A setting, in the precision of an array."""
+    return number.to(array.dtype) if isinstance(number, Tensor) else number
 
 
 def clip_factor(vector: Tensor, limit: Number) -> Tensor:
