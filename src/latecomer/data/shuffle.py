@@ -69,10 +69,9 @@ def shuffled(place: Tensor, size: Tensor, key: Tensor) -> Tensor:
     counter = torch.arange(2 * ROUNDS, device=key.device)
     words = _finalise(key[..., None] + counter * _GOLDEN)
     pivots = (words[..., :ROUNDS] >> 1).remainder(size[..., None])
-    multipliers = words[..., ROUNDS:]
-    for k in range(ROUNDS):
-        partner = (pivots[..., k] - place).remainder(size)
-        swap = torch.maximum(place, partner) * multipliers[..., k] + pivots[..., k] < 0  # the sign is a random bit
+    for pivot, multiplier in zip(pivots.unbind(-1), words[..., ROUNDS:].unbind(-1), strict=True):
+        partner = (pivot - place).remainder(size)
+        swap = torch.maximum(place, partner) * multiplier + pivot < 0  # the sign is a random bit
         place = torch.where(swap, partner, place)
     return place
 
