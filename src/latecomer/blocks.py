@@ -87,9 +87,9 @@ def move(
         # factors of one number each let be what does not move; choosing by `where` is one more pass over the weights
         kept = velocity * (1 - moves * (1 - _like(momentum, moves)))
         velocity = torch.addcmul(kept, direction, moves if factor is None else moves * factor)
-        direction = velocity = (
-            torch.addcmul(velocity, weights, moves * _like(decay, moves)) if used(decay) else velocity
-        )
+        if used(decay):
+            velocity = torch.addcmul(velocity, weights, moves * _like(decay, moves))
+        direction = velocity
     else:
         direction = direction if factor is None else direction * factor
         direction = plus(direction, weights, decay) if used(decay) else direction
