@@ -21,12 +21,12 @@ bench: .venv/dev
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.venv/core: pyproject.toml constraints.txt
+# Not all that is installed is compiled: what is imported will be, once, unless the environment forbids it.
+export PYTHONDONTWRITEBYTECODE :=
+.venv/core: WHAT := .
+.venv/dev: WHAT := .[flower,hub,privacy,knn,dev]
+.venv/core .venv/dev: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "latecomer needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt -e .
-	touch $@
-
-.venv/dev: .venv/core
-	$(BIN)/pip install -q -c constraints.txt -e '.[flower,hub,privacy,knn,dev]'
-	touch $@
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e '$(WHAT)'
+	touch .venv/core $@

@@ -80,9 +80,9 @@ def _show(batch: Batch) -> Tree:
 METHOD = Diary(task=toys.task(), clients=len(toys.TRAIN), members=toys.MEMBERS)
 
 
-def home(client: int, round: int = 0, federation: Federation | None = None) -> PackedHome:  # noqa: A002
+def home(client: int, round: int | Tensor = 0, federation: Federation | None = None) -> PackedHome:  # noqa: A002
     homes = Homes([federation or toys.federation()], torch.device("cpu"), torch.float32)
-    return PackedHome(homes, homes.cards(0, torch.tensor([client]))[0], torch.tensor(round), {})
+    return PackedHome(homes, homes.cards(0, torch.tensor([client]))[0], torch.as_tensor(round), {})
 
 
 def keys(batches: list[Batch]) -> list[tuple[float, ...]]:
@@ -132,7 +132,9 @@ def test_one_batch_has_no_repetition() -> None:
 
 
 def test_simulated_noise_is_normal_and_repeats() -> None:
-    drawn = torch.stack([home(client, round=number).noise(7) for client in range(7) for number in range(500)])
+    rounds = torch.arange(500)
+    drawn = torch.cat([vmap(lambda turn, c=client: home(c, round=turn).noise(7))(rounds) for client in range(7)])
+    assert torch.equal(drawn[-1], home(6, round=499).noise(7))
     assert drawn.dtype == torch.float32
     assert drawn.mean(0).abs().max() < 4 / 3500**0.5
     assert (drawn.std(0) - 1).abs().max() < 4 / 7000**0.5

@@ -40,6 +40,7 @@ def trained(name: str, engine: str, dtype: torch.dtype) -> tuple[Tree, list[dict
     return toys.everything(state, made), lines, made
 
 
+@cache
 def replies(name: str, engine: str) -> list[Tree]:
     """Everything that the clients answer in one round, in single precision."""
     method = toys.method(name)
@@ -53,6 +54,16 @@ def replies(name: str, engine: str) -> list[Tree]:
         }
         for _, ask in spy.asks
     ]
+
+
+@cache
+def scored(name: str, engine: str) -> Tree:
+    """Right answers and examples of every client."""
+    after, _, made = trained(name, engine, torch.float64)
+    method, ids = toys.method(name, torch.float64), [torch.arange(len(toys.TRAIN))]
+    (scores,) = evaluate([method], [after["state"]], Lockstep(made), ids, number=next(EVALUATIONS))
+    assert toys.same(after["memory"], toys.remembered(made)), "an evaluation is not remembered"
+    return scores.counts
 
 
 def test_a_round_does_something(name: str) -> None:
@@ -107,13 +118,6 @@ def test_the_ledger_counts_what_flower_carries(name: str) -> None:
 
 @pytest.mark.parametrize("engine", OTHERS)
 def test_scores_of_members_and_latecomers(name: str, engine: str) -> None:
-    ids = [torch.arange(len(toys.TRAIN))]
-    counts = []
-    for which in ("vector", engine):
-        after, _, made = trained(name, which, torch.float64)
-        method = toys.method(name, torch.float64)
-        (scores,) = evaluate([method], [after["state"]], Lockstep(made), ids, number=next(EVALUATIONS))
-        counts.append(scores.counts)
-        assert toys.same(after["memory"], toys.remembered(made)), "an evaluation is not remembered"
-    assert toys.same(counts[0], counts[1])
-    assert counts[0]["test"][:, 1].tolist() == [5.0] * len(toys.TRAIN)
+    expected, found = scored(name, "vector"), scored(name, engine)
+    assert toys.same(expected, found)
+    assert expected["test"][:, 1].tolist() == [5.0] * len(toys.TRAIN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import toys
 from latecomer import tree
 from latecomer.clients import Clients
 from latecomer.data import Federation
+from latecomer.engines.vector import Vector
 from latecomer.method import Method
 from latecomer.nets.net import Net
 from latecomer.run import restore, snapshot
@@ -36,52 +38,75 @@ def whole(training: Training) -> tuple[Tree, dict[str, Any]]:
     return tensors | {"counts": counts}, json.loads(json.dumps(facts | result | {"seconds": 0}))
 
 
+Ending = tuple[Tree, dict[str, Any], list[Any]]
+"""All that is left at the end, and the metrics on the way."""
+
+
+def ending(training: Training, metrics: list[dict[str, Any]]) -> Ending:
+    training.drain()
+    return *whole(training), [line["runs"] for line in metrics]
+
+
+@cache
+def straight(name: str, engine: str) -> Ending:
+    """A training that nothing stops."""
+    one = training(name, engine, toys.federations(2))
+    return ending(one, [metrics for metrics in one.go() if metrics])
+
+
+@cache
+def stopped(name: str, engine: str) -> tuple[list[dict[str, Any]], dict[str, Tensor], str, Ending]:
+    """Another of the same seeds: metrics, tensors and facts after three rounds, and where it ends if it goes on."""
+    one = training(name, engine, toys.federations(2))
+    going = one.go()
+    found = [metrics for metrics in (next(going) for _ in range(3)) if metrics]
+    one.drain()
+    tensors, facts = snapshot(one)
+    flat = {path: leaf.clone() for path, leaf in tree.flatten(tensors).items()}
+    more = [metrics for metrics in going if metrics]  # which must not reach into the snapshot
+    return found, flat, json.dumps(facts), ending(one, found + more)
+
+
+def check_same(one: Ending, other: Ending) -> None:
+    (trees, *numbers), (more_trees, *more_numbers) = one, other
+    assert toys.same(trees, more_trees)
+    assert numbers == more_numbers
+
+
 @pytest.mark.parametrize("engine", ["vector", "flower"])
 def test_resuming_equals_never_having_stopped(name: str, engine: str) -> None:
-    straight = training(name, engine, toys.federations(2))
-    expected = [metrics for metrics in straight.go() if metrics]
-    straight.drain()
-    before = training(name, engine, toys.federations(2))
-    going = before.go()
-    found = [metrics for metrics in (next(going) for _ in range(3)) if metrics]
-    before.drain()
-    tensors, facts = snapshot(before)
-    flat = {path: leaf.clone() for path, leaf in tree.flatten(tensors).items()}
-    for _ in going:  # what the stopped training might still have done must not reach into the snapshot
-        pass
+    found, flat, facts, _ = stopped(name, engine)
     after = training(name, engine, toys.federations(2))
-    restore(after, tree.unflatten(flat), json.loads(json.dumps(facts)))
+    restore(after, tree.unflatten(flat), json.loads(facts))
     assert after.round == 3
-    found += [metrics for metrics in after.go() if metrics]
-    after.drain()
-    assert [metrics["runs"] for metrics in found] == [metrics["runs"] for metrics in expected]
-    (trees, numbers), (more_trees, more_numbers) = whole(straight), whole(after)
-    assert toys.same(trees, more_trees)
-    assert numbers == more_numbers
+    check_same(straight(name, engine), ending(after, found + [metrics for metrics in after.go() if metrics]))
 
 
-def test_the_same_seed_twice_is_the_same_bit_for_bit(name: str) -> None:
-    once, twice = (training(name, "vector", toys.federations(2)) for _ in range(2))
-    for one in (once, twice):
-        list(one.go())
-        one.drain()
-    (trees, numbers), (more_trees, more_numbers) = whole(once), whole(twice)
-    assert toys.same(trees, more_trees)
-    assert numbers == more_numbers
+@pytest.mark.parametrize("engine", ["vector", "flower"])
+def test_the_same_seed_twice_is_the_same_bit_for_bit(name: str, engine: str) -> None:
+    """Though a snapshot was taken of the second."""
+    check_same(straight(name, engine), stopped(name, engine)[-1])
+
+
+@cache
+def alone(variant: str, run: int) -> tuple[Tree, Tree, Tree]:
+    """State, memories and scores of a seed by itself, with all clients at once and no tapes."""
+    federation, method = toys.federations(2)[run], toys.method(variant, torch.float64)
+    one = Training(method, [federation], Vector(method, [federation], graphs=False), PLAN)
+    list(one.go())
+    assert one.best[0] is not None
+    return one.states[0], toys.remembered(one.engine, 0, run), one.best[0].scores.counts
 
 
 @pytest.mark.parametrize("engine", ["chunked", "flower"])
 def test_seeds_in_lockstep_equal_seeds_alone(variant: str, engine: str) -> None:
-    both = toys.federations(2)
-    together = training(variant, engine, both, torch.float64)
+    together = training(variant, engine, toys.federations(2), torch.float64)
     list(together.go())
-    for run, federation in enumerate(both):
-        alone = training(variant, engine, [federation], torch.float64)
-        list(alone.go())
-        assert toys.gap(alone.states[0], together.states[run]) < 1e-9
-        memories = toys.remembered(alone.engine, 0, run), toys.remembered(together.engine, run, run)
-        assert toys.gap(*memories) < 1e-9
-        assert toys.same(alone.best[0].scores.counts, together.best[run].scores.counts)
+    for run in range(2):
+        state, memories, counts = alone(variant, run)
+        assert toys.gap(state, together.states[run]) < 1e-9
+        assert toys.gap(memories, toys.remembered(together.engine, run, run)) < 1e-9
+        assert toys.same(counts, together.best[run].scores.counts)
     assert not toys.same(together.states[0], together.states[1]) or not together.states[0]
 
 

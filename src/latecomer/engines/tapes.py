@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .replays import Replay, Replays
@@ -210,6 +210,8 @@ class _Recorder(TorchDispatchMode):
 
 def _written(operation: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The arguments that an operation changes in place."""
+    if not operation._schema.is_mutable:
+        return []
     given = dict(zip((argument.name for argument in operation._schema.arguments), args, strict=False)) | kwargs
     changed = [argument.name for argument in operation._schema.arguments if argument.is_write]
     return _tensors([given[name] for name in changed])
@@ -233,7 +235,14 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    """Those in what an operation is given or returns; `tree_leaves`, for trees of any kind, was slow to record with."""
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, tuple | list):
+        return []
+    return [tensor for value in values for tensor in _tensors(value)]
 
 
 def _storage(tensor: Tensor) -> int:
