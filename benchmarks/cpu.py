@@ -122,7 +122,7 @@ def digits(repeats: int) -> None:
                 ratios = f"{clock / seconds:5.2f} ({busy / spent:.2f}) x as fast as loop"
                 times = f"{1000 * seconds:7.1f} ({1000 * spent:.1f}) ms a round"
                 print(f"digits   {name:8} {cohort} clients  {way:15} {times}  {ratios}", flush=True)
-        taken = faster(all_ways["loop"].method, all_ways["loop"].federations, torch.device("cpu"))
+        taken = faster(all_ways["loop"].methods[0], all_ways["loop"].federations, torch.device("cpu"))
         print(f"         auto takes {taken}")
 
 
