@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, hessian, vmap
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 import toys
 from latecomer import methods, tree
-from latecomer.engines import tapes
+from latecomer.engines import recorder
 from latecomer.engines.replays import EAGER_CALLS, KEPT
 from latecomer.engines.tapes import Tapes
 from latecomer.engines.vector import Vector
@@ -167,6 +169,28 @@ def test_what_is_decided_by_a_number_is_played_while_it_is_decided_so() -> None:
     assert tape.program is None, "more often otherwise than so"  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("size", [751_003, 65_536, 70_001, 40_961])
+def test_how_many_threads_there_are_does_not_matter_for_some_operations(size: int) -> None:
+    def computed(threads: int) -> list[Tensor]:
+        torch.set_num_threads(threads)
+        weights, slopes, first, second = (some(seed, size) for seed in range(4))
+        second.abs_()
+        adam([weights], [slopes], [first], [second], [], [torch.tensor(3.0)], fused=True, amsgrad=False, maximize=False,
+             beta1=0.9, beta2=0.999, lr=2e-4, weight_decay=0.0, eps=1e-8)  # fmt: skip
+        moved, velocity = some(5, size), some(6, size)
+        sgd([moved], [slopes], [velocity], fused=True, lr=0.1, momentum=0.9, weight_decay=5e-5, dampening=0.0,
+            nesterov=False, maximize=False)  # fmt: skip
+        parts = slopes.mul(0.3), slopes * first, weights.clone(), torch.cat([weights, slopes[7:]])
+        return [weights, first, second, moved, velocity, *parts, weights.clone().mul_(0.7)]
+
+    before = torch.get_num_threads()
+    try:
+        one, *others = (computed(threads) for threads in (1, 2, 3))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in others for a, b in zip(one, other, strict=True))
+
+
 def test_threads_are_as_many_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for operations that other threads did for the caller."""
     used: list[int] = []
@@ -209,21 +233,80 @@ def test_long_functions_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
         return x
 
     assert played(function, lambda seed: some(seed, 2)) == CALLS
-    monkeypatch.setattr(tapes, "LONGEST", 19)
+    monkeypatch.setattr(recorder, "LONGEST", 19)
     assert played(function, lambda seed: some(seed, 2)) > CALLS
 
 
 def test_what_nobody_needs_is_left_out_and_the_rest_freed() -> None:
     inputs = [some(0, 3)]
-    with tapes._Recorder(inputs) as recorder:
+    with recorder.Recorder(inputs) as recording:
         unused = inputs[0] * 7
         out = (inputs[0].view(3).detach() + 1) * 2
-    play = recorder.program([out])
-    assert recorder.calls is not None
-    assert len(recorder.calls) == 3
+    play = recording.program([out])
+    assert recording.calls is not None
+    assert len(recording.calls) == 3
     assert torch.equal(play(unused)[0], (unused + 1) * 2)
     operations = [name for name in play.__code__.co_names if name.startswith("f")]
     assert len(operations) == 2, "views of the whole are names, and one product is not needed"
+
+
+def operations(function: Callable[[Tensor], Any]) -> list[str]:
+    """Which a tape of a function has, after what it does not need was left out."""
+    inputs = [some(0, 2, 3)]
+    with recorder.Recorder(inputs) as recording:
+        out = function(inputs[0])
+    play = recording.program(torch.utils._pytree.tree_leaves(out))
+    return [str(play.__globals__[name]) for name in play.__code__.co_names if name[0] == "f"]
+
+
+def test_what_is_done_twice_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor) -> Tensor:
+        return (x.exp() * torch.tensor(2.0)).sum(0) + (x.exp() * torch.tensor(2.0)).sum(1, keepdim=True) + x.exp() * 3
+
+    assert len(operations(function)) == 1 + 1 + 2 + 1 + 2, "one power, one product by two, two sums, the other product"
+    assert played(function, lambda seed: some(seed, 3, 3)) == CALLS
+    monkeypatch.setattr(recorder, "LARGE", 3 * 3 * 4 - 1)
+    assert len(operations(function)) == 3 + 2 + 2 + 1 + 2, "what is large is not kept for a second use"
+    assert played(function, lambda seed: some(seed, 3, 3)) == CALLS
+
+
+def written(x: Tensor) -> list[Tensor]:
+    first = x * 2
+    first[0].add_(1)
+    return [first, x * 2]
+
+
+def written_later(x: Tensor) -> list[Tensor]:
+    first, second = x * 2, x * 2
+    second.view(-1)[2:4] = 7.0
+    return [first, second]
+
+
+def written_by_another_name(x: Tensor) -> list[Tensor]:
+    first, second = (x.t() * 2).reshape(6), (x.t() * 2).reshape(6)
+    first.unflatten(0, (3, 2))[1:].mul_(x[0, 0])
+    return [first, second, first.sum(), second.sum()]
+
+
+def between(x: Tensor) -> list[Tensor]:
+    memory = torch.zeros(2, 3)
+    before = memory.sum()
+    memory.add_(x)
+    return [before, memory.sum()]
+
+
+@pytest.mark.parametrize("function", [written, written_later, written_by_another_name, between])
+def test_what_is_written_is_not_taken_for_something_else(function: Callable[[Tensor], list[Tensor]]) -> None:
+    assert played(function, lambda seed: some(seed, 2, 3)) == CALLS
+
+
+def test_what_is_returned_twice_may_be_written() -> None:
+    play = Tapes()
+    for seed in range(5):
+        x = some(seed, 3)
+        first, second = play("it", lambda x: [x * 2, x * 2], (x,))
+        first.zero_()
+        assert torch.equal(second, x * 2)
 
 
 def test_only_so_many_are_kept() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from torch.optim.sgd import sgd
 from . import tree
 from .blocks import clip_factor, kernels_for, shortened
 from .tree import Tree
+
+SMALL = 2**15  # numbers of a leaf that is updated together with its neighbours, on a CPU
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,12 @@ class SGD:
 
     def _by_torch(self, params: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
         weights, after = tree.ravel(params), {name: velocity.clone() for name, velocity in state.items()}
-        parts = _parts(weights, params)
+        blocks = _blocks(params)
+        parts = _parts(weights, params, blocks)
         sgd(
             parts,
-            _slopes(gradient, params, self.clip),
-            [*_parts(after["velocity"], params)] if self.momentum else [None] * len(parts),
+            _slopes(gradient, params, blocks, self.clip),
+            [*_parts(after["velocity"], params, blocks)] if self.momentum else [None] * len(parts),
             fused=True,
             lr=self.lr,
             momentum=self.momentum,
@@ -104,16 +108,17 @@ class Adam:
         self, params: Tree, gradient: Tree, state: Tree, shrink: Mapping[str, float] | None
     ) -> tuple[Tree, Tree]:
         weights, first, second = tree.ravel(params), state["first"].clone(), state["second"].clone()
-        parts = _parts(weights, params)
-        for path, part in zip(tree.flatten(params), parts, strict=True):
+        blocks = _blocks(params)
+        parts = _parts(weights, params, blocks)
+        for paths, part in zip(blocks, parts, strict=True):
             if shrink:
-                part.mul_(shrink[path.partition("/")[0]])
+                part.mul_(shrink[_branch(paths[0])])
         counts = [state["count"].clone() for _ in parts]
         adam(
             parts,
-            _slopes(gradient, params, self.clip),
-            _parts(first, params),
-            _parts(second, params),
+            _slopes(gradient, params, blocks, self.clip),
+            _parts(first, params, blocks),
+            _parts(second, params, blocks),
             [],
             counts,
             fused=True,
@@ -158,15 +163,31 @@ def _on_cpu(params: Tree) -> bool:
     return len(kinds) == 1 and kinds.pop()[0] == "cpu" and _functorch.peek_interpreter_stack() is None
 
 
-def _parts(vector: Tensor, like: Tree) -> list[Tensor]:
-    """A vector's parts, one a leaf of a tree, as views."""
-    return list(vector.split([leaf.numel() for leaf in tree.leaves(like)]))
+def _blocks(params: Tree) -> list[list[str]]:
+    """Paths of leaves that are updated together: neighbours of one branch, if they are small; large ones by themselves.
+
+    What an operation on a small leaf costs is the call.
+    """
+    large = {path: leaf.numel() >= SMALL for path, leaf in tree.flatten(params).items()}
+    kinds = groupby(large, lambda path: (_branch(path), large[path] and path))
+    return [list(paths) for _, paths in kinds]
 
 
-def _slopes(gradient: Tree, like: Tree, clip: float) -> list[Tensor]:
-    """A gradient's leaves as vectors, in the order of `like`; copied only if they have to be clipped or laid out."""
-    flat = tree.flatten(gradient)
-    slopes = [flat[path].to(leaf.dtype).reshape(-1).contiguous() for path, leaf in tree.flatten(like).items()]
+def _branch(path: str) -> str:
+    return path.partition("/")[0]
+
+
+def _parts(vector: Tensor, like: Tree, blocks: list[list[str]]) -> list[Tensor]:
+    """A vector's parts, one a block of leaves, as views."""
+    flat = tree.flatten(like)
+    return list(vector.split([sum(flat[path].numel() for path in block) for block in blocks]))
+
+
+def _slopes(gradient: Tree, like: Tree, blocks: list[list[str]], clip: float) -> list[Tensor]:
+    """A gradient's blocks as vectors, laid out as `like`; large ones are copied only if they have to be."""
+    flat, weights = tree.flatten(gradient), tree.flatten(like)
+    leaves = [[flat[path].to(weights[path].dtype).reshape(-1) for path in block] for block in blocks]
+    slopes = [torch.cat(block) if len(block) > 1 else block[0].contiguous() for block in leaves]
     if not clip:
         return slopes
     factor = clip_factor(torch.stack([torch.linalg.vector_norm(slope) for slope in slopes]), clip)

@@ -1,0 +1,227 @@
+"""Records the plain operations that a function comes down to on a CPU, and writes them as the source of another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+Program = Callable[..., list[Any] | None]
+"""From inputs to outputs; None if it was recorded where the host was told other numbers."""
+TELL = torch.ops.aten._local_scalar_dense.default  # a number, to the host
+_ATEN = torch.ops.aten
+EXACT = {_ATEN.clone.default, _ATEN.copy_.default, _ATEN.cat.default, _ATEN.mul.Tensor, _ATEN.mul_.Tensor}
+EXACT |= {_ATEN._fused_adam_.default, _ATEN._fused_sgd_.default}
+"""Operations whose result does not depend on how many threads do them: number by number, and not summed up."""
+LARGE = 2**22  # bytes that are not kept for a second use
+NAME = re.compile(r"\bt\d+\b")
+LONGEST = 30_000  # operations on a tape; a function with more goes on running as it is
+UNFIT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+"""Operations that tell the host numbers, or a shape that depends on numbers."""
+
+
+@dataclass
+class _Call:
+    operation: Any
+    arguments: str  # as source
+    used: set[str]  # names of tensors among them
+    made: list[str]  # names of the tensors it returns; "" for what is none, or has its name already
+    several: bool  # whether it returns a list
+    threads: int  # how many it may use: some sums depend on it
+    told: str  # the name of the number that it told the host
+    large: bool  # whether what it returns is better made twice than kept
+
+
+class Recorder(TorchDispatchMode):
+    """Writes down every operation that reaches the CPU: below `vmap` and `grad`, so of plain tensors.
+
+    Names begin with x for inputs, t for what was computed, and c for all that comes from elsewhere and stays the same.
+    """
+
+    def __init__(self, inputs: list[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[_Call] | None = []  # None: what was seen cannot be played
+        self.inputs = {f"x{k}": leaf for k, leaf in enumerate(inputs)}
+        self.constants: dict[str, Any] = {}
+        self.contents: dict[Any, str] = {}  # their names, by what they are
+        self.names: Any = WeakTensorKeyDictionary()  # recording keeps no tensor alive that nobody else needs
+        self.names.update({leaf: name for name, leaf in self.inputs.items()})
+        self.foreign = {_storage(leaf) for leaf in inputs}  # memory that is not the function's own
+        self.owners: dict[str, str] = {}  # of a view: the name of what has the memory
+        self.written: set[str] = set()  # owners whose memory is written after it was made
+        self.threads = torch.get_num_threads()
+        self.count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        if self.calls is not None:
+            self._note(self.calls, operation, args, kwargs or {}, result)
+        return result
+
+    def _note(self, calls: list[_Call], operation: Any, args: Any, kwargs: Any, result: Any) -> None:
+        tensors, several = _tensors((args, kwargs)), isinstance(result, tuple | list)
+        if self._unfit(operation, args, kwargs, tensors + _tensors(result)) or len(calls) >= LONGEST:
+            self.calls = None
+            return
+        if not operation._schema.is_mutable and _same_view(args, result):
+            self.names[result] = self._name(args[0])
+            return
+        words = [self._text(value) for value in args] + [f"{key}={self._text(value)}" for key, value in kwargs.items()]
+        used = {self._name(tensor) for tensor in tensors}
+        owners = {_storage(tensor): self._owner(self._name(tensor)) for tensor in tensors}
+        self.written |= {owners[_storage(tensor)] for tensor in _written(operation, args, kwargs)}
+        made = [self._new(value, owners) for value in (result if several else [result])]
+        if not any(made) and not operation._schema.is_mutable and operation is not TELL:
+            return  # it gave back what it was given
+        told = self._constant(result) if operation is TELL else ""
+        threads = self.threads if operation in EXACT else torch.get_num_threads()
+        large = sum(tensor.nbytes for tensor in _tensors(result)) > LARGE
+        calls.append(_Call(operation, ", ".join(words), used, made, several, threads, told, large))
+
+    def _unfit(self, operation: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
+        """Whether an operation may do something else the next time, or change what is not the function's own."""
+        if operation is torch.ops.aten.index.Tensor:
+            decides = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in _tensors(args[1:]))
+        else:
+            decides = operation is not TELL and not UNFIT.isdisjoint(operation.tags)
+        fixed = (
+            operation is torch.ops.aten.as_strided.default
+        )  # to a place in memory, which an input may not have again
+        abroad = [args[0]] if fixed else _written(operation, args, kwargs)
+        elsewhere = any(
+            tensor.device.type != "cpu" for tensor in tensors
+        )  # of no numbers: forward derivatives make such
+        reshaped = torch.Tag.inplace_view in operation.tags and self._has_namesake(args[0])
+        return decides or elsewhere or reshaped or any(self._is_foreign(tensor) for tensor in abroad)
+
+    def _is_foreign(self, tensor: Tensor) -> bool:
+        """Whether its memory is an input's or a constant's."""
+        return tensor not in self.names or _storage(tensor) in self.foreign
+
+    def _has_namesake(self, tensor: Tensor) -> bool:
+        """Whether another tensor goes by its name, which would change its shape with it."""
+        return list(self.names.values()).count(self._name(tensor)) > 1
+
+    def _owner(self, name: str) -> str:
+        return self.owners.get(name, name)
+
+    def _new(self, value: Any, owners: dict[int, str]) -> str:
+        if not isinstance(value, Tensor) or value in self.names:
+            return ""
+        self.count += 1
+        self.names[value] = name = f"t{self.count}"
+        self.owners[name] = owners.get(_storage(value), name)
+        return name
+
+    def _name(self, tensor: Tensor) -> str:
+        if tensor not in self.names:
+            self.names[tensor] = self._constant(tensor)
+            self.foreign.add(_storage(tensor))
+        return str(self.names[tensor])
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, Tensor):
+            return self._name(value)
+        if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
+            return f"[{', '.join(self._text(item) for item in value)}]"
+        return self._constant(value)
+
+    def _constant(self, value: Any) -> str:
+        """A name for it; what is the same has one name."""
+        small = not isinstance(value, Tensor) or value.numel() <= 16
+        content = (value.dtype, value.shape, value.tolist()) if isinstance(value, Tensor) and small else value
+        name = self.contents.setdefault((type(value), repr(content) if small else id(value)), f"c{len(self.contents)}")
+        self.constants.setdefault(name, value)
+        return name
+
+    def _once(self, calls: list[_Call], outputs: list[str]) -> tuple[list[_Call], list[str]]:
+        """Calls and outputs without what was done before, with the same arguments, and is not written into.
+
+        A client of PeFLL, say, describes itself twice a round: the second time to send a gradient back.
+        """
+        names: dict[str, str] = {}  # what is the same as something earlier
+
+        def known(name: str) -> str:
+            return names.get(name, name)
+
+        done: dict[Any, list[str]] = {}
+        kept = []
+        for call in calls:
+            arguments = NAME.sub(lambda found: known(found[0]), call.arguments)
+            call = replace(call, arguments=arguments, used=set(map(known, call.used)))
+            own = {self._owner(name) for name in (*call.used, *call.made)}
+            fresh = not all(call.made) or call.large or not own.isdisjoint(self.written)
+            if fresh or torch.Tag.nondeterministic_seeded in call.operation.tags:
+                kept.append(call)
+                continue
+            earlier = done.setdefault((call.operation, call.arguments, call.threads), call.made)
+            names |= dict(zip(call.made, earlier, strict=True)) if earlier is not call.made else {}
+            kept += [call] if earlier is call.made else []
+        return kept, [known(name) for name in outputs]
+
+    def program(self, outputs: list[Any]) -> Program:
+        """What was recorded, as a function from inputs to outputs. What nobody needs is left out, or freed at once."""
+        calls, names = self._once(self.calls or [], [self._text(value) for value in outputs])
+        operations: dict[str, Any] = {"threads": torch.set_num_threads}
+        needed, lines, threads = set(names), [], 0
+        for number, call in enumerate(reversed(calls)):
+            if any(call.made) and not call.operation._schema.is_mutable and needed.isdisjoint(call.made):
+                continue
+            if threads and call.threads != threads:
+                lines.append(f" threads({threads})")
+            threads = call.threads
+            last = {name for name in call.used if name.startswith("t")} - needed
+            last |= {name for name in call.made if name} - needed
+            needed |= call.used
+            targets = ", ".join(name or "_" for name in call.made) + "," * call.several
+            free = "".join(f"{name} = " for name in sorted(last))
+            if call.told:
+                lines.append(f" if _ != {call.told}: return")
+            lines.append(f" {targets} = f{number}({call.arguments})" + f"; {free}None" * bool(free))
+            operations[f"f{number}"] = call.operation._op  # itself; called as a Python object, each would need a frame
+        fixed = {name for name, value in self.constants.items() if isinstance(value, Tensor)}
+        fixed |= {name for name in names if name.startswith("t") and names.count(name) > 1}
+        returned = ", ".join(name + ".clone()" * (name in fixed) for name in names)  # somebody may write into it
+        head, tail = f"def play({', '.join(self.inputs)}):", f" return [{returned}]"
+        space = operations | self.constants
+        exec("\n".join([head, f" threads({threads})" * bool(threads), *reversed(lines), tail]), space)
+        return space["play"]  # type: ignore[no-any-return]
+
+
+def _written(operation: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The arguments that an operation changes in place."""
+    if not operation._schema.is_mutable:
+        return []
+    given = dict(zip((argument.name for argument in operation._schema.arguments), args, strict=False)) | kwargs
+    changed = [argument.name for argument in operation._schema.arguments if argument.is_write]
+    return _tensors([given[name] for name in changed])
+
+
+def _same_view(args: Any, result: Any) -> bool:
+    """Whether an operation did nothing but give its first argument another name."""
+    first = args[0] if args else None
+    if not isinstance(first, Tensor) or not isinstance(result, Tensor) or first is result:
+        return False
+    kinds = [(tensor.dtype, tensor.is_conj(), tensor.is_neg()) for tensor in (first, result)]
+    return kinds[0] == kinds[1] and first.is_set_to(result)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    """Those in what an operation is given or returns; `tree_leaves`, for trees of any kind, was slow to record with."""
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, tuple | list):
+        return []
+    return [tensor for value in values for tensor in _tensors(value)]
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
