@@ -265,7 +265,7 @@ def test_what_is_done_twice_is_done_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert len(operations(function)) == 1 + 1 + 2 + 1 + 2, "one power, one product by two, two sums, the other product"
     assert played(function, lambda seed: some(seed, 3, 3)) == CALLS
-    monkeypatch.setattr(recorder, "LARGE", 3 * 3 * 4 - 1)
+    monkeypatch.setattr(recorder, "LARGE", 2 * 3 * 4 - 1)
     assert len(operations(function)) == 3 + 2 + 2 + 1 + 2, "what is large is not kept for a second use"
     assert played(function, lambda seed: some(seed, 3, 3)) == CALLS
 
