@@ -366,6 +366,30 @@ def test_sparse_matrices_are_called() -> None:
     assert played(lambda x: torch.sparse.mm(x.to_sparse(), x), lambda seed: some(seed, 3, 3)) > CALLS
 
 
+def test_with_other_threads_it_is_another_tape() -> None:
+    play, before = Tapes(), torch.get_num_threads()
+    try:
+        for threads in (1, 1, 1, 2, 2):
+            torch.set_num_threads(threads)
+            play("sum", torch.sum, (some(0, 9),))
+        assert len(play._kept) == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_trainings_on_one_engine_have_tapes_of_their_own() -> None:
+    several, federations = [toys.method("pefll", server_lr=rate) for rate in (0.001, 0.1)], toys.federations(1)
+
+    def trained(graphs: bool) -> list[tree.Tree]:
+        engine = Vector(several[0], federations, graphs=graphs)
+        trainings = [Training(method, federations, engine, Plan(rounds=4, cohort=3)) for method in several]
+        for training in trainings:
+            training.complete()
+        return [training.states[0] for training in trainings]
+
+    assert all(toys.same(a, b) for a, b in zip(trained(False), trained(True), strict=True))
+
+
 def test_only_so_many_are_kept() -> None:
     play = Tapes()
     for size in range(1, KEPT + 5):
