@@ -390,6 +390,16 @@ def test_trainings_on_one_engine_have_tapes_of_their_own() -> None:
     assert all(toys.same(a, b) for a, b in zip(trained(False), trained(True), strict=True))
 
 
+def test_what_draws_from_the_global_generator_draws_once_a_call() -> None:
+    def drawn(play: Callable[..., Tensor]) -> list[Tensor]:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return [play("noise", lambda x: x + torch.randn(3), (torch.zeros(3),)) for _ in range(5)]
+
+    plain = drawn(lambda _, function, inputs: function(*inputs))
+    assert all(torch.equal(a, b) for a, b in zip(plain, drawn(Tapes()), strict=True))
+
+
 def test_only_so_many_are_kept() -> None:
     play = Tapes()
     for size in range(1, KEPT + 5):
