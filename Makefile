@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: demo test check bench clean
+.NOTPARALLEL:
 
 demo: .venv/core
 	$(BIN)/latecomer demo

@@ -159,6 +159,12 @@ def test_cross_entropy_of_few_classes_is_the_same_in_a_map(classes: int) -> None
         torch.testing.assert_close(slopes[k], slope, rtol=1e-6, atol=1e-7)
 
 
+def test_cross_entropy_of_a_single_example_can_be_mapped() -> None:
+    logits, y = torch.randn(3, 4, generator=torch.Generator().manual_seed(2)), torch.tensor([0, 3, 2])
+    found = vmap(blocks.cross_entropy)(logits, y, torch.ones(3))
+    torch.testing.assert_close(found, nn.functional.cross_entropy(logits, y, reduction="none"))
+
+
 @pytest.mark.parametrize("length", [0.0, 1e-12, 0.5, 2.0, 1e6])
 def test_clipping_never_lengthens_and_never_exceeds(length: float) -> None:
     vector = torch.tensor([0.6, 0.8], dtype=torch.float64) * length

@@ -309,6 +309,97 @@ def test_what_is_returned_twice_may_be_written() -> None:
         assert torch.equal(second, x * 2)
 
 
+def test_what_comes_of_one_computation_may_be_written_by_either_name() -> None:
+    play = Tapes()
+    for seed in range(5):
+        x = some(seed, 2, 3)
+        first, second = play("it", lambda x: [x * 2, (x * 2).view(-1)], (x,))
+        first.zero_()
+        assert torch.equal(second, (x * 2).view(-1))
+    assert next(iter(play._kept.values())).program is not None  # type: ignore[attr-defined]
+
+
+def test_views_of_what_stays_the_same_may_be_written() -> None:
+    play = Tapes()
+    for seed in range(6):
+        fixed, _ = play("it", lambda x: [torch.tensor([[1.0, 2.0]])[0], x + 1], (some(seed, 2),))
+        assert torch.equal(fixed, torch.tensor([1.0, 2.0]))
+        if seed > EAGER_CALLS:
+            fixed.mul_(2)
+    assert next(iter(play._kept.values())).program is not None  # type: ignore[attr-defined]
+
+
+def test_constants_with_other_strides_are_other_constants() -> None:
+    ones, turned = torch.ones(2, 3), torch.ones(3, 2).t()
+    assert played(lambda x: x + turned.sum() + ones.view(6)[0], lambda seed: some(seed, 2)) == CALLS
+
+
+def test_constants_that_are_gone_are_not_taken_for_what_is_in_their_place() -> None:
+    def function(x: Tensor) -> Tensor:
+        for _ in range(50):
+            x = x * torch.tensor([2.0])
+            x = torch.zeros(4).add_(x)
+        return x
+
+    assert played(function, lambda seed: some(seed, 4)) == CALLS
+
+
+def test_zeros_that_the_host_was_told_have_signs() -> None:
+    play, function = Tapes(), lambda x: torch.ones(2) / float(x)
+    for value in (0.0, 0.0, 0.0, 0.0, -0.0):
+        assert torch.equal(play("it", function, (torch.tensor(value),)), function(torch.tensor(value)))
+
+
+@pytest.mark.parametrize("function", [torch.linalg.cholesky, torch.linalg.inv])
+def test_what_a_function_checks_is_checked_when_it_is_played(function: Callable[[Tensor], Tensor]) -> None:
+    assert played(function, lambda seed: torch.eye(2) * (seed + 1)) == CALLS
+    play = Tapes()
+    for scale in (1, 2, 3, 4):
+        play("it", function, (torch.eye(2) * scale,))
+    with pytest.raises(torch.linalg.LinAlgError):
+        play("it", function, (torch.zeros(2, 2),))
+
+
+def test_sparse_matrices_are_called() -> None:
+    sparse = torch.eye(3).to_sparse()
+    assert played(lambda x: torch.sparse.mm(sparse, x), lambda seed: some(seed, 3, 2)) > CALLS
+    assert played(lambda x: torch.sparse.mm(x.to_sparse(), x), lambda seed: some(seed, 3, 3)) > CALLS
+
+
+def test_with_other_threads_it_is_another_tape() -> None:
+    play, before = Tapes(), torch.get_num_threads()
+    try:
+        for threads in (1, 1, 1, 2, 2):
+            torch.set_num_threads(threads)
+            play("sum", torch.sum, (some(0, 9),))
+        assert len(play._kept) == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_trainings_on_one_engine_have_tapes_of_their_own() -> None:
+    several, federations = [toys.method("pefll", server_lr=rate) for rate in (0.001, 0.1)], toys.federations(1)
+
+    def trained(graphs: bool) -> list[tree.Tree]:
+        engine = Vector(several[0], federations, graphs=graphs)
+        trainings = [Training(method, federations, engine, Plan(rounds=4, cohort=3)) for method in several]
+        for training in trainings:
+            training.complete()
+        return [training.states[0] for training in trainings]
+
+    assert all(toys.same(a, b) for a, b in zip(trained(False), trained(True), strict=True))
+
+
+def test_what_draws_from_the_global_generator_draws_once_a_call() -> None:
+    def drawn(play: Callable[..., Tensor]) -> list[Tensor]:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return [play("noise", lambda x: x + torch.randn(3), (torch.zeros(3),)) for _ in range(5)]
+
+    plain = drawn(lambda _, function, inputs: function(*inputs))
+    assert all(torch.equal(a, b) for a, b in zip(plain, drawn(Tapes()), strict=True))
+
+
 def test_only_so_many_are_kept() -> None:
     play = Tapes()
     for size in range(1, KEPT + 5):

@@ -280,6 +280,32 @@ def test_results_are_those_of_each_run_alone(engine: str) -> None:
     assert len({str(result) for result in expected}) == len(runs), "they do differ"
 
 
+@pytest.mark.parametrize("roles", [(0, 3), (3, 0), (0, 1), (3, 1)])
+def test_runs_may_have_latecomers_or_validators_and_others_none(roles: tuple[int, int]) -> None:
+    """Of the three clients that do not train, so many are validators."""
+    plan = {"rounds": 6, "cohort": 5, "evaluate_every": 1, "watch_unseen": True}
+    runs = [
+        (toys.method("fedavg", lr=rate, batch=4), replace(toys.federation(), validators=some))
+        for rate, some in zip((1.0, 0.9), roles, strict=True)
+    ]
+    told: list[list[dict[str, Any]]] = [[], []]
+    results = train.together(
+        runs, "vector", progress=lambda place, metrics: told[place].extend(metrics["runs"]), **plan
+    )
+    for place, (method, federation) in enumerate(runs):
+        lines: list[dict[str, Any]] = []
+        alone = train.run(
+            method,
+            federation,
+            Vector(method, [federation]),
+            progress=lambda metrics, lines=lines: lines.extend(metrics["runs"]),
+            **plan,
+        )
+        assert ("unseen" in alone) == (roles[place] < 3)
+        assert results[place] | {"seconds": 0} == alone | {"seconds": 0}
+        assert told[place] == lines
+
+
 @pytest.mark.parametrize("name", ["vector", "loop"])
 def test_auto_takes_the_faster_engine_for_all_that_are_alike(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     timed: list[int] = []

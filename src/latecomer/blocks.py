@@ -62,7 +62,8 @@ def norm(
 @replaceable
 def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """The weighted mean over examples; labels below zero are unknown and must weigh nothing."""
-    narrow = logits.shape[-1] * logits.element_size() < VECTOR and not logits.is_cuda and _mapped()
+    short = logits.ndim > 1 and logits.shape[-1] * logits.element_size() < VECTOR
+    narrow = short and not logits.is_cuda and _mapped()
     scores = torch.log_softmax(logits.mT, -2).mT if narrow else torch.log_softmax(logits, -1)
     each = -scores.gather(-1, y.clamp(min=0)[..., None]).squeeze(-1)
     return (each * weight).sum() / weight.sum().clamp(min=1)

@@ -66,10 +66,10 @@ def evaluate(
 
 def _one(method: Method, state: Tree, run: int, ids: Tensor, number: int, engine: Engine) -> Scores:
     parts: list[Tree] = []
-    for some in ids.split(AT_ONCE):
+    for some in ids.split(AT_ONCE) if len(ids) else ():
         clients = Clients(engine, some, round=-1, run_index=run, scratch=number)  # below zero: not a round of training
         sent = method.personalise(state, clients)
         again = Clients(engine, some, round=-1, run_index=run, scratch=number, held=clients.held)
         replies = again.send(method.score, sent)
         parts.append(tree.to(replies.each, torch.device("cpu")))
-    return Scores(ids, tree.concatenate(parts))
+    return Scores(ids, tree.concatenate(parts) if parts else {})

@@ -129,23 +129,23 @@ class Training:
             state, Clients(engine, ids, self.round, run, faults=faults, ledger=ledger, cohort=cohort)
         )
 
+    def _rounds(self, states: list[Tree], cohorts: list[Cohort]) -> tuple[list[Tree], Tensor, list[list[Told]]]:
+        """The round of all runs as one function of their states and cohorts."""
+        ledgers: list[list[Exchange]] = [[] for _ in states]
+        works = [
+            partial(self._round, run, states[run], ledgers[run], cohort=cohorts[run]) for run in range(len(states))
+        ]
+        after = self.lockstep(works)
+        counts = [count for ledger in ledgers for one in ledger for count in (one.asked, one.answered)]
+        return after, torch.stack(counts), [[one.told for one in ledger] for ledger in ledgers]
+
     def _replay(self, whole: Whole) -> None:
-        """The round of all runs as one function of their states and cohorts, which an engine can replay."""
-
-        def rounds(states: list[Tree], cohorts: list[Cohort]) -> tuple[list[Tree], Tensor, list[list[Told]]]:
-            ledgers: list[list[Exchange]] = [[] for _ in states]
-            works = [
-                partial(self._round, run, states[run], ledgers[run], cohort=cohorts[run]) for run in range(len(states))
-            ]
-            after = self.lockstep(works)
-            counts = [count for ledger in ledgers for one in ledger for count in (one.asked, one.answered)]
-            return after, torch.stack(counts), [[one.told for one in ledger] for ledger in ledgers]
-
+        """A round that an engine can replay."""
         watch = Stopwatch(self.engine.device)
         cohorts = [self.cohort.prepare(whole, run, self.round) for run in range(len(self.states))]
         counts: Tensor
         told: list[list[Told]]
-        self.states, counts, told = whole(rounds, (self.states, cohorts))
+        self.states, counts, told = whole(self._rounds, (self.states, cohorts))
         seconds = watch.stop()
         answers = iter(counts.clone())  # the next round may overwrite them
         for ledger, lines in zip(self.ledgers, told, strict=True):
@@ -197,7 +197,8 @@ class Training:
     def result(self, scores: Sequence[tuple[Scores, Scores | None]], runs: slice = slice(None)) -> dict[str, Any]:
         """What some of the runs came to, or all of them."""
         sent = {key: sum(one[key] for one in self.sent[runs]) for key in self.sent[0]}
-        seen, late = zip(*scores[runs], strict=True)
+        seen = [members for members, _ in scores[runs]]
+        late = [latecomers for _, latecomers in scores[runs] if latecomers is not None]
         result: dict[str, Any] = {
             "rounds": self.round,
             "seeds": [federation.seed for federation in self.federations[runs]],
@@ -208,8 +209,8 @@ class Training:
             "answered": round(sent["answered"] / sent["asked"], 6) if sent["asked"] else 1.0,
             "seen": over_seeds(seen),
         }
-        if late[0] is not None:
-            result["unseen"] = over_seeds([scores for scores in late if scores is not None])
+        if late:
+            result["unseen"] = over_seeds(late)
         if spent := self.methods[runs][0].spent():
             result["privacy"] = dict(spent)
         return result
@@ -234,7 +235,8 @@ class Training:
         return self._some(states, [torch.arange(each.members, each.first_late) for each in self.federations])
 
     def _some(self, states: Sequence[Tree], ids: Sequence[Tensor]) -> list[Scores | None]:
-        return list(self._score(states, ids)) if all(len(some) for some in ids) else [None] * len(states)
+        scores = self._score(states, ids) if any(map(len, ids)) else [None] * len(states)
+        return [score if len(some) else None for score, some in zip(scores, ids, strict=True)]
 
     def drain(self) -> list[dict[str, Any]]:
         """The ledger's lines since the last call (this is where the host waits for the device)."""

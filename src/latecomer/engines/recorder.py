@@ -34,7 +34,7 @@ class _Call:
     made: list[str]  # names of the tensors it returns; "" for what is none, or has its name already
     several: bool  # whether it returns a list
     threads: int  # how many it may use: some sums depend on it
-    told: str  # the name of the number that it told the host
+    told: str  # the number that it told the host, as text: 0.0 and -0.0 are two
     large: bool  # whether what it returns is better made twice than kept
 
 
@@ -52,7 +52,7 @@ class Recorder(TorchDispatchMode):
         self.contents: dict[Any, str] = {}  # their names, by what they are
         self.names: Any = WeakTensorKeyDictionary()  # recording keeps no tensor alive that nobody else needs
         self.names.update({leaf: name for name, leaf in self.inputs.items()})
-        self.foreign = {_storage(leaf) for leaf in inputs}  # memory that is not the function's own
+        self.foreign = {_storage(leaf): leaf for leaf in inputs}  # memory that is not the function's own; kept in use
         self.owners: dict[str, str] = {}  # of a view: the name of what has the memory
         self.written: set[str] = set()  # owners whose memory is written after it was made
         self.threads = torch.get_num_threads()
@@ -77,9 +77,9 @@ class Recorder(TorchDispatchMode):
         owners = {_storage(tensor): self._owner(self._name(tensor)) for tensor in tensors}
         self.written |= {owners[_storage(tensor)] for tensor in _written(operation, args, kwargs)}
         made = [self._new(value, owners) for value in (result if several else [result])]
-        if not any(made) and not operation._schema.is_mutable and operation is not TELL:
-            return  # it gave back what it was given
-        told = self._constant(result) if operation is TELL else ""
+        if not any(made) and not operation._schema.is_mutable and operation is not TELL and result is not None:
+            return  # it gave back what it was given; what returns nothing checks something
+        told = repr(result) if operation is TELL else ""
         threads = self.threads if operation in EXACT else torch.get_num_threads()
         large = sum(tensor.nbytes for tensor in _tensors(result)) > LARGE
         calls.append(_Call(operation, ", ".join(words), used, made, several, threads, told, large))
@@ -95,8 +95,8 @@ class Recorder(TorchDispatchMode):
         )  # to a place in memory, which an input may not have again
         abroad = [args[0]] if fixed else _written(operation, args, kwargs)
         elsewhere = any(
-            tensor.device.type != "cpu" for tensor in tensors
-        )  # of no numbers: forward derivatives make such
+            tensor.device.type != "cpu" or tensor.layout != torch.strided for tensor in tensors
+        )  # of no numbers, which forward derivatives make, or sparse
         reshaped = torch.Tag.inplace_view in operation.tags and self._has_namesake(args[0])
         return decides or elsewhere or reshaped or any(self._is_foreign(tensor) for tensor in abroad)
 
@@ -122,7 +122,7 @@ class Recorder(TorchDispatchMode):
     def _name(self, tensor: Tensor) -> str:
         if tensor not in self.names:
             self.names[tensor] = self._constant(tensor)
-            self.foreign.add(_storage(tensor))
+            self.foreign[_storage(tensor)] = tensor
         return str(self.names[tensor])
 
     def _text(self, value: Any) -> str:
@@ -135,13 +135,13 @@ class Recorder(TorchDispatchMode):
     def _constant(self, value: Any) -> str:
         """A name for it; what is the same has one name."""
         small = not isinstance(value, Tensor) or value.numel() <= 16
-        content = (value.dtype, value.shape, value.tolist()) if isinstance(value, Tensor) and small else value
+        content = _described(value) if isinstance(value, Tensor) and small else value
         name = self.contents.setdefault((type(value), repr(content) if small else id(value)), f"c{len(self.contents)}")
         self.constants.setdefault(name, value)
         return name
 
-    def _once(self, calls: list[_Call], outputs: list[str]) -> tuple[list[_Call], list[str]]:
-        """Calls and outputs without what was done before, with the same arguments, and is not written into.
+    def _once(self, calls: list[_Call]) -> tuple[list[_Call], dict[str, str]]:
+        """Calls without what was done before, with the same arguments, and is not written into; new names for that.
 
         A client of PeFLL, say, describes itself twice a round: the second time to send a gradient back.
         """
@@ -163,11 +163,13 @@ class Recorder(TorchDispatchMode):
             earlier = done.setdefault((call.operation, call.arguments, call.threads), call.made)
             names |= dict(zip(call.made, earlier, strict=True)) if earlier is not call.made else {}
             kept += [call] if earlier is call.made else []
-        return kept, [known(name) for name in outputs]
+        return kept, names
 
     def program(self, outputs: list[Any]) -> Program:
         """What was recorded, as a function from inputs to outputs. What nobody needs is left out, or freed at once."""
-        calls, names = self._once(self.calls or [], [self._text(value) for value in outputs])
+        given = [self._text(value) for value in outputs]
+        calls, same = self._once(self.calls or [])
+        names = [same.get(name, name) for name in given]
         operations: dict[str, Any] = {"threads": torch.set_num_threads}
         needed, lines, threads = set(names), [], 0
         for number, call in enumerate(reversed(calls)):
@@ -182,12 +184,17 @@ class Recorder(TorchDispatchMode):
             targets = ", ".join(name or "_" for name in call.made) + "," * call.several
             free = "".join(f"{name} = " for name in sorted(last))
             if call.told:
-                lines.append(f" if _ != {call.told}: return")
+                lines.append(f" if repr(_) != {call.told!r}: return")
             lines.append(f" {targets} = f{number}({call.arguments})" + f"; {free}None" * bool(free))
             operations[f"f{number}"] = call.operation._op  # itself; called as a Python object, each would need a frame
-        fixed = {name for name, value in self.constants.items() if isinstance(value, Tensor)}
-        fixed |= {name for name in names if name.startswith("t") and names.count(name) > 1}
-        returned = ", ".join(name + ".clone()" * (name in fixed) for name in names)  # somebody may write into it
+        memory = {owner: same.get(owner, owner) for owner in map(self._owner, given)}
+        fixed = {owner for owner, name in memory.items() if name.startswith("c")}
+        fixed |= {owner for owner, name in memory.items() if list(memory.values()).count(name) > 1}  # it had its own
+        copied = [isinstance(value, Tensor) for value in outputs]
+        returned = ", ".join(
+            name + ".clone()" * (copy and self._owner(old) in fixed)  # somebody may write into it
+            for name, old, copy in zip(names, given, copied, strict=True)
+        )
         head, tail = f"def play({', '.join(self.inputs)}):", f" return [{returned}]"
         space = operations | self.constants
         exec("\n".join([head, f" threads({threads})" * bool(threads), *reversed(lines), tail]), space)
@@ -210,6 +217,10 @@ def _same_view(args: Any, result: Any) -> bool:
         return False
     kinds = [(tensor.dtype, tensor.is_conj(), tensor.is_neg()) for tensor in (first, result)]
     return kinds[0] == kinds[1] and first.is_set_to(result)
+
+
+def _described(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.stride(), tensor.is_conj(), tensor.is_neg(), tensor.shape, tensor.tolist()
 
 
 def _tensors(values: Any) -> list[Tensor]:

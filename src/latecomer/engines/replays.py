@@ -7,7 +7,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten
 
@@ -35,7 +37,7 @@ class Replays(ABC):
         if self._within:
             return function(*inputs)
         leaves, shape = tree_flatten(inputs)
-        key = (name, str(shape), tuple(self._form(leaf) for leaf in leaves))
+        key = (name, _owner(function), torch.get_num_threads(), str(shape), tuple(map(self._form, leaves)))
         if key not in self._kept:
             self._seen[key] = self._seen.get(key, 0) + 1
             with self._one():
@@ -76,3 +78,9 @@ class Replays(ABC):
         self, function: Callable[..., Any], leaves: list[Tensor], shape: TreeSpec, lasting: bool
     ) -> tuple[Replay, Any]:
         """A call that can be replayed, and what it returned."""
+
+
+def _owner(function: Callable[..., Any]) -> Any:
+    """Whose method it is: another one's may do something else."""
+    owner = getattr(function, "__self__", None)
+    return owner if owner is None else ref(owner)

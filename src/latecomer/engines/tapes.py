@@ -30,10 +30,12 @@ class Tapes(Replays):
         self, function: Callable[..., Any], leaves: list[Tensor], shape: TreeSpec, lasting: bool
     ) -> tuple[Replay, Any]:
         inputs = [leaf.view_as(leaf) for leaf in leaves]  # tensors of their own, though somebody be passed twice
+        chance = torch.get_rng_state()
         with Recorder(inputs) as recorder:
             result = function(*tree_unflatten(inputs, shape))
         outputs, form = tree_flatten(result)
-        program = None if recorder.calls is None else recorder.program(outputs)
+        draws = not torch.equal(chance, torch.get_rng_state())  # to compare would be to draw twice
+        program = None if recorder.calls is None or draws else recorder.program(outputs)
         return _Tape(function, shape, program, form, self._one), result
 
 
