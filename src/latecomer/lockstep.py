@@ -1,9 +1,10 @@
 """Several runs in lockstep, so that one exchange serves them all.
 
 Each run's server code has a thread of its own and goes on until it needs its clients: one run at a time on a GPU, or
-while somebody watches the caller's operations, else as many at a time as PyTorch may use threads. When all wait, the caller's thread does one exchange for all of
-them. So method code stays plain and sequential, and the device sees one large batch of clients. Seeds share nothing
-that a round changes, and each has one thread to compute with, so results do not depend on timing.
+while somebody watches the caller's operations, else as many at a time as PyTorch may use threads. When all wait, the
+caller's thread does one exchange for all of them. So method code stays plain and sequential, and the device sees one
+large batch of clients. Seeds share nothing that a round changes, and each has one thread to compute with, so results do
+not depend on timing.
 """
 
 from __future__ import annotations
