@@ -10,8 +10,10 @@ import torch
 
 import toys
 from latecomer import tree
+from latecomer.clients import Clients
 from latecomer.engines.packed import Packed
 from latecomer.engines.vector import Vector
+from latecomer.methods.fedavg import FedAvg
 from latecomer.train import Plan, Training
 
 
@@ -45,6 +47,24 @@ def trained(
     for _ in range(3):
         training.advance()
     return training.states, [line | {"seconds": 0} for line in training.drain()], engine
+
+
+class Idle(FedAvg):
+    """Asks nobody in a round."""
+
+    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
+        return tree.scale(state, 0.5)
+
+
+def test_a_round_may_ask_nobody() -> None:
+    federation, usual = toys.federation(), toys.method("fedavg")
+    method = Idle(task=usual.task, clients=usual.clients, members=usual.members)
+    training = Training(method, [federation], Vector(method, [federation]), Plan(rounds=4, cohort=3))
+    before = training.states[0]
+    for _ in range(4):
+        training.advance()
+    assert training.drain() == []
+    assert toys.same(training.states[0], tree.scale(before, 0.5**4))
 
 
 def test_rounds_of_many_chunks_replay_a_chunk() -> None:

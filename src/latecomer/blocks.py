@@ -63,7 +63,7 @@ def norm(
 def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """The weighted mean over examples; labels below zero are unknown and must weigh nothing."""
     short = logits.ndim > 1 and logits.shape[-1] * logits.element_size() < VECTOR
-    narrow = short and not logits.is_cuda and _mapped()
+    narrow = short and not logits.is_cuda and mapped()
     scores = torch.log_softmax(logits.mT, -2).mT if narrow else torch.log_softmax(logits, -1)
     each = -scores.gather(-1, y.clamp(min=0)[..., None]).squeeze(-1)
     return (each * weight).sum() / weight.sum().clamp(min=1)
@@ -114,14 +114,14 @@ def take(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 def kernels_for(array: Tensor) -> Any:
     """The kernels, for what is not a block, if an array is of float32, on a GPU, and nobody maps over it."""
-    if not array.is_cuda or array.dtype != torch.float32 or _mapped():
+    if not array.is_cuda or array.dtype != torch.float32 or mapped():
         return None
     from .engines.fused import kernels  # here: engines know blocks
 
     return kernels()
 
 
-def _mapped() -> bool:
+def mapped() -> bool:
     """Whether somebody maps or differentiates what runs now."""
     return _functorch.peek_interpreter_stack() is not None
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 from torch.func import grad, vjp
 
 from . import blocks, tree
@@ -132,7 +131,7 @@ def _plainly() -> bool:
 
     The loop engine runs its steps without gradients. Where they are on, somebody may want ours to have gradients too.
     """
-    return not torch.is_grad_enabled() and _functorch.peek_interpreter_stack() is None
+    return not torch.is_grad_enabled() and not blocks.mapped()
 
 
 def gradient(loss: Loss, params: Tree, batch: Batch) -> Tree:

@@ -8,12 +8,11 @@ from itertools import groupby
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from . import tree
-from .blocks import clip_factor, kernels_for, shortened
+from .blocks import clip_factor, kernels_for, mapped, shortened
 from .tree import Tree
 
 SMALL = 2**15  # numbers of a leaf that is updated together with its neighbours, on a CPU
@@ -160,7 +159,7 @@ def parts(kind: str, rates: Mapping[str, float], momentum: float, weight_decay: 
 def _on_cpu(params: Tree) -> bool:
     """Whether PyTorch's own fused kernels will do. They work in place, on copies; what is mapped cannot be written."""
     kinds = {(leaf.device.type, leaf.dtype) for leaf in tree.leaves(params)}
-    return len(kinds) == 1 and kinds.pop()[0] == "cpu" and _functorch.peek_interpreter_stack() is None
+    return len(kinds) == 1 and kinds.pop()[0] == "cpu" and not mapped()
 
 
 def _blocks(params: Tree) -> list[list[str]]:

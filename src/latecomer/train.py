@@ -137,7 +137,8 @@ class Training:
         ]
         after = self.lockstep(works)
         counts = [count for ledger in ledgers for one in ledger for count in (one.asked, one.answered)]
-        return after, torch.stack(counts), [[one.told for one in ledger] for ledger in ledgers]
+        nothing = torch.zeros(0, device=self.engine.device)  # a round may ask nobody
+        return after, torch.stack(counts) if counts else nothing, [[one.told for one in ledger] for ledger in ledgers]
 
     def _replay(self, whole: Whole) -> None:
         """A round that an engine can replay."""

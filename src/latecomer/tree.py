@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 
-from .blocks import split
+from .blocks import mapped, split
 
 Tree: TypeAlias = dict[str, Any]
 """A nested dict whose leaves are tensors. (`Any`, because mypy cannot infer through a recursive alias.)"""
@@ -91,7 +90,7 @@ def sub(a: Tree, b: Tree) -> Tree:
 
 def scale(tree: Tree, factor: float | Tensor) -> Tree:
     flat = flatten(tree)
-    plain = _functorch.peek_interpreter_stack() is None and not (isinstance(factor, Tensor) and factor.ndim)
+    plain = not mapped() and not (isinstance(factor, Tensor) and factor.ndim)
     if flat and plain and all(leaf.is_cuda for leaf in flat.values()):  # all leaves in one operation
         return unflatten(dict(zip(flat, torch._foreach_mul(list(flat.values()), factor), strict=True)))
     return map(lambda leaf: leaf * factor, tree)
