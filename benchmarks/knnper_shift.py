@@ -84,7 +84,7 @@ class World:
 def scored(method: KnnPer, engine: Any, run: int, params: Tree, ids: Tensor, split: str = "test") -> float:
     """Percent right, all clients' examples together."""
     replies = Clients(engine, ids, -1, run_index=run).run(method.score, shared={"params": params})
-    return Scores(ids, replies.each).summary(split)["pooled"]
+    return Scores.of(ids, replies.each, replies.heard).summary(split)["pooled"]
 
 
 def main() -> None:

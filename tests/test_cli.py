@@ -89,7 +89,8 @@ def test_show_tells_all_about_a_method(command: Command, words: list[str]) -> No
     assert "The hypernetwork never travels." in out
     assert re.search(r"--server-lr +0\.01 +learning rate of hypernetwork and embeddings \[above 0\]", out)
     assert "Run settings of its paper\n  --split   pfedhn\n  --cohort  1\n" in out
-    assert "  --cohort              1        clients a round [at least 1]" in out, "the paper's default is the default"
+    assert "select" not in out.split("Run settings of its paper")[1].split("\n\n")[0], "one rule for all methods"
+    assert re.search(r"--cohort +1 +clients a round \[at least 1\]", out), "the paper's default is the default"
 
 
 def test_a_closed_pipe_is_no_error() -> None:
@@ -365,10 +366,16 @@ def test_a_run_from_the_first_word_to_the_result(process: Command, tmp_path: Pat
     assert done.out.splitlines()[-1] == "o/x y"
     result = json.loads((tmp_path / "o/x y/result.json").read_text())
     assert (result["method"], result["rounds"], result["seeds"]) == ("pefll", 20, [0])
-    assert {"accuracy", "std", "pooled", "bottom_decile"} == result["seen"].keys() == result["unseen"].keys()
+    names = {"accuracy", "std", "pooled", "bottom_decile"}
+    own = {"own_classes", "own_std", "own_pooled", "own_bottom_decile"}
+    assert names | own | {"failed"} == result["seen"].keys() == result["unseen"].keys()
+    assert (done.out.count("all classes"), done.out.count("own classes")) == (2, 2)
+    with (tmp_path / "o/x y/clients.csv").open(newline="") as file:
+        row = next(csv.DictReader(file))
+    assert {"accuracy", "own_classes", "val_accuracy", "val_own_classes"} <= row.keys()
     metrics = [json.loads(line) for line in (tmp_path / "o/x y/metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in metrics] == [5, 10, 15, 20]
-    assert all("unseen" in line["runs"][0] for line in metrics)
+    assert all(own < line["runs"][0]["unseen"].keys() | {"own_std"} for line in metrics)
 
 
 def test_a_run_repeats_from_its_own_settings(command: Command, tmp_path: Path) -> None:

@@ -141,6 +141,7 @@ class Clients:
     silent: Tensor | None = None  # silent once, silent for the rest of the round
     held: Tree = field(default_factory=dict)  # what every client was sent earlier this round
     cohort: Cohort | None = None  # the same clients as `ids`, where the engine has prepared them
+    within: tuple[Clients, Tensor] | None = None  # the cohort that these are a part of, and which of it they are
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -189,11 +190,11 @@ class Clients:
     def only(self, which: Tensor) -> Clients:
         """The clients of this cohort for which the mask (on the CPU) holds; they hold what all were sent."""
         silent = None if self.silent is None else self.silent[which.to(self.silent.device)]
-        return replace(self, ids=self.ids[which], silent=silent, cohort=None)
+        return replace(self, ids=self.ids[which], silent=silent, cohort=None, within=(self, which))
 
     def turns(self, count: int) -> list[Clients]:
         """The same cohort for `count` rounds of its own, each with batches of its own (for fitting a latecomer)."""
-        return [replace(self, round=self.round - 1 - k, held={}, cohort=None) for k in range(count)]
+        return [replace(self, round=self.round - 1 - k, held={}, cohort=None, within=None) for k in range(count)]
 
     def _exchange(self, step: Step, sending: Sending, fold: By | None) -> Collector:
         name = step.__name__
@@ -215,9 +216,18 @@ class Clients:
         down = tree.nbytes(shared) + tree.nbytes(each) // max(len(self.ids), 1)
         counts = (~silent).sum(), heard.sum()
         self.ledger.append(Exchange(self.round, name, *counts, down, collector.up_each, seconds=watch.stop()))
-        self.silent = ~heard
+        self._fall_silent(~heard)
         self.held = self.held | shared
         return collector
+
+    def _fall_silent(self, silent: Tensor) -> None:
+        """For the rest of the round; the cohort that these are a part of has to know, too."""
+        self.silent = silent
+        if self.within is not None:
+            cohort, which = self.within
+            before = torch.zeros(len(cohort), dtype=torch.bool, device=silent.device)
+            before = before if cohort.silent is None else cohort.silent
+            cohort._fall_silent(before.masked_scatter(tree.upload(which, silent.device), silent))
 
     def _check(self, step: Step, sending: Sending) -> None:
         name, shared, each = step.__name__, sending.shared, sending.each

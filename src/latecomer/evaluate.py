@@ -1,12 +1,18 @@
-"""Scores of members and latecomers: per client, their mean, pooled over examples, and the bottom decile."""
+"""Scores of members and latecomers: per client, their mean, pooled over examples, and the bottom decile.
+
+Every score stands twice, from the same logits: among all classes, and among the client's own, those of which it has
+training examples. A client that knows its classes could leave the others out whatever its method; so a method is
+compared with another in the same column only.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean, stdev
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,42 +24,76 @@ from .method import Method
 from .tree import Tree
 
 AT_ONCE = 1024  # clients personalised and scored together; only their scores are kept
+SPLITS = ("val", "test")
+RIGHT, KNOWN, RIGHT_AMONG_OWN = range(3)
+
+Among = Literal["all", "own"]
+"""Which classes a model chooses from: all there are, or those of which its client has training examples."""
+Select = Literal["accuracy", "own_classes", "pooled", "own_pooled"]
+"""The validation score that selects a round."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """For every client and held-out split: examples it gets right, and examples there are."""
+    """For every client and held-out split: examples it gets right, examples there are, and right among its own classes.
+
+    A client that gave no score, or an impossible one, has `failed`: it counts as one that gets nothing right.
+    """
 
     ids: Tensor  # [clients]
-    counts: Tree  # "val", "test": [clients, 2]
+    counts: Tree  # "val", "test": [clients, 3]
+    failed: Tensor = field(default=None)  # type: ignore[assignment]  # [clients] bool
+    report: Tree = field(default_factory=dict)  # what clients say of themselves besides: [clients], by name
 
-    def accuracy(self, split: str = "test") -> Tensor:
-        """Percent, per client; NaN for a client with nothing to score."""
-        right, total = self.counts[split].unbind(-1)
+    def __post_init__(self) -> None:
+        if self.failed is None:
+            object.__setattr__(self, "failed", torch.zeros(len(self.ids), dtype=torch.bool))
+
+    @staticmethod
+    def of(ids: Tensor, replies: Tree, heard: Tensor) -> Scores:
+        """From what clients answered, which is believed only as far as it is possible."""
+        counts = {split: replies[split] for split in SPLITS}
+        possible = torch.stack([_possible(part) for part in counts.values()]).all(0) & heard
+        kept = tree.where(possible, counts, tree.map(torch.zeros_like, counts))
+        report = tree.map(lambda leaf: torch.where(possible, leaf, torch.nan), replies.get("report", {}))
+        return Scores(ids, kept, ~possible, report)
+
+    def accuracy(self, split: str = "test", among: Among = "all") -> Tensor:
+        """Percent, per client; NaN for a client with nothing to score, 0 for one that failed."""
+        counts = self.counts[split]
+        right, total = counts[:, RIGHT if among == "all" else RIGHT_AMONG_OWN], counts[:, KNOWN]
         percent: Tensor = 100 * right / torch.where(total > 0, total, torch.nan)
-        return percent
+        return torch.where(self.failed, 0.0, percent)
 
     def summary(self, split: str = "test") -> dict[str, float]:
-        """In percent: the mean over clients, over all examples together, and what all but a tenth of clients reach."""
-        each = self.accuracy(split)
+        """In percent, among all classes and among own: the mean over clients, over all examples, the bottom decile."""
+        return self._among(split, "all", "accuracy", "") | self._among(split, "own", "own_classes", "own_")
+
+    def _among(self, split: str, among: Among, mean: str, prefix: str) -> dict[str, float]:
+        each = self.accuracy(split, among)
         each = each[~each.isnan()].double()
-        right, total = self.counts[split].double().sum(0).tolist()
-        if not len(each):
-            return {"accuracy": float("nan"), "pooled": float("nan"), "bottom_decile": float("nan")}
+        right, known, own = self.counts[split].double().sum(0).tolist()
+        pooled = 100 * (right if among == "all" else own) / known if known else math.nan
         return {
-            "accuracy": float(each.mean()),
-            "pooled": 100 * right / total,
-            "bottom_decile": float(each.quantile(0.1)),
+            mean: float(each.mean()) if len(each) else math.nan,
+            f"{prefix}pooled": pooled,
+            f"{prefix}bottom_decile": bottom_decile(each),
         }
 
 
+def bottom_decile(each: Tensor) -> float:
+    """What the (M/10)-th worst of M clients reaches, rounded up: with ten clients, the worst."""
+    return float(each.sort().values[math.ceil(len(each) / 10) - 1]) if len(each) else math.nan
+
+
 def over_seeds(scores: Sequence[Scores]) -> dict[str, float]:
-    """Means over seeds, and the standard deviation of the accuracy."""
+    """Means over seeds, the standard deviations of the two mean accuracies, and how many clients gave no score."""
     each = [score.summary() for score in scores]
-    mean = {key: round(fmean(summary[key] for summary in each), 3) for key in each[0]}
-    known = len(each) > 1 and not math.isnan(mean["accuracy"])
-    spread = stdev(summary["accuracy"] for summary in each) if known else 0.0
-    return {"accuracy": mean["accuracy"], "std": round(spread, 3), **mean}
+    found = {key: round(fmean(summary[key] for summary in each), 3) for key in each[0]}
+    for mean, spread in (("accuracy", "std"), ("own_classes", "own_std")):
+        known = len(each) > 1 and not math.isnan(found[mean])
+        found[spread] = round(stdev(summary[mean] for summary in each), 3) if known else 0.0
+    return found | {"failed": sum(int(score.failed.sum()) for score in scores)}
 
 
 def evaluate(
@@ -65,11 +105,18 @@ def evaluate(
 
 
 def _one(method: Method, state: Tree, run: int, ids: Tensor, number: int, engine: Engine) -> Scores:
-    parts: list[Tree] = []
+    answers, heard = [], []
     for some in ids.split(AT_ONCE) if len(ids) else ():
         clients = Clients(engine, some, round=-1, run_index=run, scratch=number)  # below zero: not a round of training
         sent = method.personalise(state, clients)
-        again = Clients(engine, some, round=-1, run_index=run, scratch=number, held=clients.held)
+        again = Clients(engine, some, round=-1, run_index=run, scratch=number, held=clients.held, silent=clients.silent)
         replies = again.send(method.score, sent)
-        parts.append(tree.to(replies.each, torch.device("cpu")))
-    return Scores(ids, tree.concatenate(parts) if parts else {})
+        answers.append(tree.to(replies.each, torch.device("cpu")))
+        heard.append(replies.heard.cpu())
+    return Scores.of(ids, tree.concatenate(answers), torch.cat(heard)) if answers else Scores(ids, {})
+
+
+def _possible(counts: Tensor) -> Tensor:
+    """Which rows are numbers of examples, none of them right twice."""
+    right, known, own = counts.unbind(-1)
+    return counts.isfinite().all(-1) & (counts >= 0).all(-1) & (right <= known) & (own <= known)

@@ -96,15 +96,29 @@ class Method(ABC):
         """Before training: what a user should know about this method on these data; raises where it cannot work."""
         return []
 
+    def report(self, home: Home, **sent: Tree) -> Tree:
+        """On the client: what its row in clients.csv says besides its scores, one number a name."""
+        return {}
+
     def score(self, home: Home, **sent: Tree) -> Tree:
-        """On the client: how many examples of each held-out split the personal model gets right."""
-        counts = {}
+        """On the client: of each held-out split how many examples the personal model gets right, how many there are,
+        and how many it gets right among the client's own classes. All methods know the same: the scores differ in what
+        is done with the same logits. A model that answers NaN has no score, and that is silence.
+        """
+        counts = home.counts(self.task.classes)
+        own = (counts > 0) | (counts.sum() == 0)  # without labels a client cannot know its classes: all
+        scored: Tree = {}
         for split in ("val", "test"):
             batch = home.all(split)
-            right = (self.predict(home, batch.x, **sent).argmax(-1) == batch.y) & batch.real
+            logits = self.predict(home, batch.x, **sent)
             known = batch.real & (batch.y >= 0)
-            counts[split] = torch.stack([right.sum(), known.sum()]).float()
-        return counts
+            guesses = logits.argmax(-1), torch.where(own, logits, -torch.inf).argmax(-1)
+            right, right_among_own = (((guess == batch.y) & known).sum() for guess in guesses)
+            found = torch.stack([right, known.sum(), right_among_own]).float()
+            broken = (logits.isnan().any(-1) & batch.real).any()
+            scored[split] = torch.where(broken, torch.nan, found)
+        report = self.report(home, **sent)
+        return scored | {"report": report} if report else scored
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,7 +107,9 @@ def snapshot(training: Training) -> tuple[tree.Tree, dict[str, Any]]:
         if kept := training.engine.memories(run):
             part["memory"] = kept
         if (best := training.best[run]) is not None:
-            part["best"] = {"state": best.state, "counts": best.scores.counts}
+            scores = best.scores
+            found = {"counts": scores.counts, "failed": scores.failed, "report": scores.report}
+            part["best"] = {"state": best.state, "scores": found}
         tensors[str(run)] = part
     facts = {
         "round": training.round,
@@ -129,7 +131,7 @@ def restore(training: Training, tensors: tree.Tree, facts: Mapping[str, Any]) ->
         if "memory" in part:
             training.engine.remember(run, tree.to(part["memory"], device))
         if (best := facts["best"][run]) is not None:
-            scores = Scores(torch.arange(federation.members), part["best"]["counts"])
+            scores = Scores(torch.arange(federation.members), **part["best"]["scores"])
             state = tree.to(part["best"].get("state", {}), device)
             training.best[run] = Best(best["round"], best["validation"], state, scores)
 
@@ -155,11 +157,18 @@ def _splits(folder: Folder) -> Any:
 def client_table(
     federations: Sequence[Federation], scores: Sequence[tuple[Scores, Scores | None]]
 ) -> list[dict[str, Any]]:
-    """One row a client and seed: its accuracies and what is known about it."""
+    """One row a client and seed: its accuracies, what it says of itself, and what is known about it."""
     rows = []
     for federation, pair in zip(federations, scores, strict=True):
         for score in (part for part in pair if part is not None):
+            columns = {
+                "accuracy": score.accuracy("test"),
+                "own_classes": score.accuracy("test", "own"),
+                "val_accuracy": score.accuracy("val"),
+                "val_own_classes": score.accuracy("val", "own"),
+                **score.report,
+            }
             for k, client in enumerate(score.ids.tolist()):
-                percent = {split: round(float(score.accuracy(split)[k]), 3) for split in ("val", "test")}
-                rows.append({"seed": federation.seed, "client": client, **percent, **federation.traits(client)})
+                told = {name: round(float(column[k]), 3) for name, column in columns.items()}
+                rows.append({"seed": federation.seed, "client": client, **told, **federation.traits(client)})
     return rows

@@ -86,8 +86,10 @@ class Settings:
     seeds: int = setting(1, "how many seeds, trained in lockstep", low=1)
     evaluate_every: int = setting(30, "rounds between evaluations of the members", low=1)
     watch_unseen: bool = setting(False, "evaluate latecomers at every evaluation, not only at the end")
-    select: Literal["accuracy", "pooled"] | None = setting(
-        None, "validation score, of the validators or else of the members, that selects the reported round"
+    select: Literal["accuracy", "own_classes", "pooled", "own_pooled"] = setting(
+        "accuracy",
+        "validation score, of the validators or else of the members, that selects the reported round: mean of clients, "
+        "among all classes or a client's own, or pooled over examples, likewise",
     )
     checkpoint_seconds: float = setting(
         60.0, "seconds between checkpoints, written at evaluations; and at the end", low=0
@@ -110,7 +112,6 @@ HOUSE: Mapping[str, Any] = {
     "rounds": 5000,
     "cohort": 5,
     "cohort_labelled": None,
-    "select": "accuracy",
 }
 """latecomer's default for a setting that is None, where the method's paper has none either."""
 

@@ -39,10 +39,6 @@ class Batch:
         largest = torch.where(self.real[:, None], values, lowest).amax(0)
         return torch.where(self.real.any(), largest, torch.zeros_like(largest))
 
-    def counts(self, classes: int) -> Tensor:
-        """How many labelled examples of each class there are."""
-        return (one_hot(self.y, classes) * self.weight[:, None]).sum(0)
-
     def halves(self) -> tuple[Batch, Batch]:
         """The first half of the real examples (rounded up) and the other half, in batches of half the size."""
         count, size = self.real.sum(), len(self.real)
@@ -86,6 +82,9 @@ class Home(Protocol):
 
     def all(self, split: str = "train") -> Batch:
         """Everything, padded to the largest client."""
+
+    def counts(self, classes: int) -> Tensor:
+        """How many labelled training examples of each class there are; no example is looked at."""
 
     def noise(self, size: int, purpose: str = "noise") -> Tensor:
         """`size` standard normal numbers. Secret on a real client; in a simulation a function of (seed, round, client,

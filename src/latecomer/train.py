@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from .clients import Clients, Cohort, Engine, Exchange, Told, Whole
 from .cohorts import Cohorts
 from .data.federation import Federation
 from .errors import SettingError
-from .evaluate import Scores, evaluate, over_seeds
+from .evaluate import Scores, Select, evaluate, over_seeds
 from .faults import silence
 from .lockstep import Lockstep
 from .method import Method
@@ -34,7 +34,7 @@ class Plan:
     cohort: int = 5
     cohort_labelled: float | None = None  # share of a cohort drawn among members with labels; None: all drawn alike
     evaluate_every: int = 30
-    select: Literal["accuracy", "pooled"] = "accuracy"
+    select: Select = "accuracy"
     silence: float = 0.0
     watch_unseen: bool = False
 
@@ -225,7 +225,7 @@ class Training:
         ids = [torch.arange(federation.members) for federation in self.federations]
         if any(federation.held_out(federation.members) for federation in self.federations):
             return self._score(states, ids)
-        return [Scores(some, {split: torch.zeros(len(some), 2) for split in ("val", "test")}) for some in ids]
+        return [Scores(some, {split: torch.zeros(len(some), 3) for split in ("val", "test")}) for some in ids]
 
     def _late(self, states: Sequence[Tree]) -> list[Scores | None]:
         """Scores of the latecomers, where there are any."""

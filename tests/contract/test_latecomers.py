@@ -55,6 +55,12 @@ def test_a_latecomer_gets_a_model(variant: str, engine: str) -> None:
     assert logits.std(-1).min() > 0, "a model that says the same of every class is none"
     assert scores.accuracy().isfinite().all()
     assert all(0 <= value <= 100 for value in scores.summary().values())
+    federation = toys.federation()
+    for k, client in enumerate(LATE.tolist()):
+        own, truth = (federation.examples.y[rows[client].long()] for rows in (federation.train, federation.test))
+        among_own = torch.full((10,), -torch.inf).index_fill(0, own.unique(), 0.0) + logits[k]
+        expected = [(guess.argmax(-1) == truth).sum().item() for guess in (logits[k], among_own)]
+        assert scores.counts["test"][k].tolist() == [expected[0], 5, expected[1]], "both scores are of the same logits"
 
 
 @pytest.mark.parametrize("engine", ["vector", "flower"])

@@ -47,5 +47,5 @@ def test_a_latecomer_trains_when_it_arrives_and_forgets(engine: str) -> None:
     trained = descend(start, X[3:], Y[3:], 3, lr=0.4, momentum=0.5, decay=0.1)
     scores = trained[:4].reshape(2, 2) @ np.array(X[3]) + trained[4:]
     (found,) = evaluate([method], [{}], Lockstep(made), [torch.tensor([2])], number=1)
-    assert found.counts["test"].tolist() == [[float(scores[1] > scores[0]), 1.0]]
+    assert found.counts["test"].tolist() == [[float(scores[1] > scores[0]), 1.0, 1.0]], "it has one class alone"
     assert made.memories(0) == {}

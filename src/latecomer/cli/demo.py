@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 METHODS: dict[str, dict[str, Any]] = {
     "local": {"rounds": 120, "lr": 0.05, "steps": 10, "batch": 16, "alone": 40},
     "fedavg": {"rounds": 300, "lr": 0.6, "epochs": 6, "batch": 8},
-    "pfedhn": {"rounds": 180, "lr": 0.06, "steps": 10, "batch": 32, "server_lr": 0.02, "select": "accuracy"},
+    "pfedhn": {"rounds": 180, "lr": 0.06, "steps": 10, "batch": 32, "server_lr": 0.02},
     "pefll": {"rounds": 240, "lr": 0.06, "steps": 10, "batch": 16, "server_lr": 3e-3},
 }
 

@@ -63,6 +63,8 @@ def summarise(run: Run, result: Mapping[str, Any]) -> None:
     reason = "Selected by validation data" if selected else "Last, as nothing is held out"
     screen.out(f"{reason}: {plural(result['selected_rounds'], 'round')}")
     screen.out(f"Sent per client and round: {down} kB down, {up} kB up; trained for {result['seconds']:.1f} s")
+    if failed := sum(result[group]["failed"] for group in ("seen", "unseen") if group in result):
+        screen.err(f"Note: {failed} clients gave no score, or not one of numbers; each counts as 0 %.")
     if told := result.get("privacy"):
         screen.out(f"Privacy: epsilon {told['epsilon']:g}, delta {told['delta']:g}, for {told['covers']}")
     if result["answered"] < 1 - run.experiment.settings.silence:
@@ -72,15 +74,18 @@ def summarise(run: Run, result: Mapping[str, Any]) -> None:
 
 
 def scores(result: Mapping[str, Any]) -> Table:
+    """Test accuracy, twice: among all classes, and among those of which a client has training examples."""
     table = Table()
-    for k, heading in enumerate(("test accuracy, %", "mean of clients", "pooled", "bottom decile")):
-        table.add_column(heading, justify="right" if k else "left")
+    for k, heading in enumerate(("test accuracy, %", "among", "mean of clients", "pooled", "bottom decile")):
+        table.add_column(heading, justify="right" if k > 1 else "left")
+    several = len(result["seeds"]) > 1
     for group in ("seen", "unseen"):
-        if group in result and not math.isnan(result[group]["accuracy"]):
-            found = result[group]
-            spread = f" ± {found['std']:.1f}" if len(result["seeds"]) > 1 else ""
-            mean = f"{found['accuracy']:.1f}{spread}"
-            table.add_row(group, mean, f"{found['pooled']:.1f}", f"{found['bottom_decile']:.1f}")
+        found = result.get(group, {"accuracy": math.nan})
+        for among, mean, prefix in (("all classes", "accuracy", ""), ("own classes", "own_classes", "own_")):
+            if not math.isnan(found["accuracy"]):
+                spread = f" ± {found[f'{prefix}std']:.1f}" if several else ""
+                rest = (f"{found[f'{prefix}{name}']:.1f}" for name in ("pooled", "bottom_decile"))
+                table.add_row(group if not prefix else "", among, f"{found[mean]:.1f}{spread}", *rest)
     return table
 
 

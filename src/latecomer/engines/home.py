@@ -21,7 +21,7 @@ from ..data.federation import SPLITS, Federation
 from ..data.rotate import turns
 from ..data.shuffle import draw, lot, mix, normal, purpose
 from ..errors import DataError
-from ..task import Batch, labelled
+from ..task import Batch, labelled, one_hot
 from ..tree import Tree
 
 SMALL = 2**16  # numbers in the batches of an exchange that a CPU takes at once, and not batch by batch
@@ -152,6 +152,12 @@ class PackedHome:
         count = self._card[SIZE[split]]
         rows, y = self._homes.find(_within(place, count), self._card, split)
         return Batch(self._homes.take(rows, self._card), y, place < count)
+
+    def counts(self, classes: int) -> Tensor:
+        place = torch.arange(self._homes.largest["train"], device=self._card.device)
+        count = self._card[SIZE["train"]]
+        _, y = self._homes.find(_within(place, count), self._card, "train")
+        return (one_hot(y, classes) * (place < count)[:, None]).sum(0)
 
     def noise(self, size: int, purpose: str = "noise") -> Tensor:
         words = self._entropy(2 * size) if self._entropy else self._words(2 * size, purpose)

@@ -43,10 +43,6 @@ class PeFLL(Method):
     )
     hidden: int = setting(100, "width of the hypernetwork", low=1)
     depth: int = setting(3, "hidden layers of the hypernetwork after its first", low=0)
-    mask: Literal["drop", "zero", "none"] = setting(
-        "drop",
-        "classes a client has no training example of: dropped, logits set to zero (authors' code), or left alone",
-    )
 
     paper = {"split": "pefll", "cohort": 5, "rounds": 5000}
     steady = True
@@ -82,11 +78,7 @@ class PeFLL(Method):
         return {"embed": gradient}
 
     def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
-        logits = self.task.logits(params, x)
-        if self.mask == "none":
-            return logits
-        owned = home.all().counts(self.task.classes) > 0
-        return torch.where(owned, logits, 0.0 if self.mask == "zero" else torch.finfo(logits.dtype).min)
+        return self.task.logits(params, x)
 
     def descriptor_of(self, batch: Batch, embed: Tree) -> Tree:
         return {"v": batch.mean(self.describer.embed(embed, batch))}

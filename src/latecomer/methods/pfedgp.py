@@ -46,7 +46,7 @@ class PFedGP(AveragesOneModel, TrainsBySteps):
         "probability", "over the latent value: mean of the probability, or exp of the mean of its log (authors' code)"
     )
 
-    paper = {"split": "pfedhn", "cohort": 5, "rounds": 1000, "select": "pooled"}
+    paper = {"split": "pfedhn", "cohort": 5, "rounds": 1000}
     steady = True
 
     classifier: GPTree = made()

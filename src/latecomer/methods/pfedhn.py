@@ -41,7 +41,7 @@ class PFedHN(TrainsBySteps):
     novel_rounds: int = setting(20, "exchanges that fit a latecomer's embedding, hypernetwork frozen", low=1)
     novel_lr: float = setting(1e-2, "learning rate of a latecomer's embedding", above=0)
 
-    paper = {"split": "pfedhn", "cohort": 1, "rounds": 5000, "select": "pooled"}
+    paper = {"split": "pfedhn", "cohort": 1, "rounds": 5000}
     steady = True
     serves_sizes = True
 
@@ -68,7 +68,7 @@ class PFedHN(TrainsBySteps):
         """What the server has to know of a client: its size, and the shares of its classes, as far as it matters."""
         told: Tree = {"budget": home.budget.float()} if self.task.sizes else {}
         if self.fixed:
-            counts = home.all().counts(self.task.classes)
+            counts = home.counts(self.task.classes)
             told["v"] = counts / counts.sum().clamp(min=1)
         return told
 
