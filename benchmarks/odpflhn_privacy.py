@@ -123,9 +123,9 @@ def latecomers(training: Training, draws: int) -> tuple[float, float]:
 
 def score(method: Method, engine: Engine, state: Tree, run: int, ids: torch.Tensor, draw: int) -> torch.Tensor:
     """As an evaluation does it, but in a round of its own, because in a simulation the noise follows from the round."""
-    clients = Clients(engine, ids, round=-1 - draw, run_index=run, scratch=draw)
+    clients = Clients(engine, ids, -1 - draw, run_index=run, scratch=draw)
     sent = method.personalise(state, clients)
-    again = Clients(engine, ids, round=-1 - draw, run_index=run, scratch=draw, held=clients.held)
+    again = Clients(engine, ids, -1 - draw, run_index=run, scratch=draw, held=clients.held)
     counts = again.run(method.score, shared=sent.shared, each=sent.each, recall=sent.recall).each
     return Scores(ids, tree.to(counts, torch.device("cpu"))).accuracy()
 

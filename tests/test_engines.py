@@ -107,14 +107,16 @@ def test_a_pass_covers_the_data_once(client: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("client", [0, 6])
-def test_batches_go_from_pass_to_pass(client: int) -> None:
-    per_pass = -(-toys.TRAIN[client] // 8)
-    drawn = list(home(client).batches(3 * per_pass, 8))
-    owned = sorted(keys([home(client).all()]))
-    for k in range(3):
-        assert sorted(keys(drawn[k * per_pass : (k + 1) * per_pass])) == owned
-    assert len(home(client).batches(5, 8)) == 5
-    assert all(bool(batch.real.any()) for batch in drawn), "where steps are counted, no step is empty"
+def test_every_batch_is_full_and_drawn_afresh(client: int) -> None:
+    """Where a client has fewer examples than a batch, each is all of them."""
+    drawn, owned = list(home(client).batches(40, 8)), keys([home(client).all()])
+    assert len(drawn) == len(home(client).batches(40, 8)) == 40
+    found = [keys([batch]) for batch in drawn]
+    assert all(len(batch) == len(set(batch)) == min(8, len(owned)) for batch in found), "without repetition"
+    assert len({tuple(sorted(batch)) for batch in found}) == (1 if len(owned) <= 8 else 40)
+    shares = torch.tensor([sum(example in batch for batch in found) / 40 for example in owned])
+    expected = min(1.0, 8 / len(owned))
+    assert (shares - expected).abs().max() <= 4 * (expected * (1 - expected) / 40) ** 0.5, "and all are as likely"
 
 
 def test_small_clients_see_padding_at_the_end_of_counted_passes() -> None:

@@ -11,9 +11,11 @@ import torch
 import toys
 from latecomer import tree
 from latecomer.clients import Clients
+from latecomer.engines import make
 from latecomer.engines.packed import Packed
 from latecomer.engines.vector import Vector
 from latecomer.methods.fedavg import FedAvg
+from latecomer.task import Home
 from latecomer.train import Plan, Training
 
 
@@ -65,6 +67,67 @@ def test_a_round_may_ask_nobody() -> None:
         training.advance()
     assert training.drain() == []
     assert toys.same(training.states[0], tree.scale(before, 0.5**4))
+
+
+class Stops(FedAvg):
+    """Stops after some rounds, by a decision of the host."""
+
+    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
+        rate = 1.0 if clients.round < 6 else 0.0
+        return tree.add(state, tree.scale({"params": clients.mean(self.fit, shared=state)}, rate))
+
+
+class Reads(Stops):
+    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
+        rate = 1.0 if clients.round.tolist() < 6 else 0.0
+        return tree.add(state, tree.scale({"params": clients.mean(self.fit, shared=state)}, rate))
+
+
+class Decays(FedAvg):
+    """Rates that fall with the round, on the server and in a client's step."""
+
+    def fit(self, home: Home, *, params: tree.Tree) -> tree.Tree:
+        return tree.map(lambda leaf: leaf / (1 + home.round), super().fit(home, params=params))
+
+    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
+        change = clients.mean(self.fit, shared=state)
+        return tree.map(lambda leaf, new: leaf + new * 0.9**clients.round, state, {"params": change})
+
+
+def after(kind: type[FedAvg], engine: str, rounds: int = 10, graphs: bool = True) -> tuple[list[tree.Tree], Any]:
+    usual, federations = toys.method("fedavg", lr=0.5), toys.federations(2)
+    method = kind(task=usual.task, clients=usual.clients, members=usual.members, lr=0.5, batch=8)
+    made: Any = make(engine, method, federations, "cpu", graphs=graphs)
+    training = Training(method, federations, made, Plan(rounds=rounds, cohort=3))
+    states = []
+    for _ in range(rounds):
+        training.advance()
+        states.append(training.states)
+    return [state for both in states for state in both], made
+
+
+@pytest.mark.parametrize("kind", [Stops, Reads])
+def test_a_decision_of_the_host_is_never_replayed(kind: type[FedAvg]) -> None:
+    """On the engine that is the default, too: what was decided while a round was captured is decided anew."""
+    states, _ = after(kind, "vector")
+    plain, _ = after(kind, "vector", graphs=False)
+    assert all(toys.same(a, b) for a, b in zip(states, plain, strict=True))
+    assert toys.same(states[2 * 5], states[2 * 9]), "it stopped"
+    assert not toys.same(states[2 * 4], states[2 * 5]), "not before"
+
+
+def test_rates_that_fall_with_the_round_are_replayed() -> None:
+    states, engine = after(Decays, "vector")
+    plain, _ = after(Decays, "vector", graphs=False)
+    assert all(toys.same(a, b) for a, b in zip(states, plain, strict=True))
+    (tape,) = [tape for key, tape in engine.tapes._kept.items() if key[0] == "a whole round"]
+    assert tape.checked
+    assert tape.program is not None
+    for other in ("loop", "flower"):
+        elsewhere, _ = after(Decays, other)
+        assert all(toys.gap(a, b) < 1e-5 for a, b in zip(states, elsewhere, strict=True))
+    changes = [tree.sub(states[2 * k + 2], states[2 * k])["params"] for k in range(9)]
+    assert float(tree.ravel(changes[8]).norm()) < float(tree.ravel(changes[0]).norm()) / 5
 
 
 def test_rounds_of_many_chunks_replay_a_chunk() -> None:

@@ -41,7 +41,16 @@ class Cohort(NamedTuple):
     """
 
     ids: Tensor  # [cohort]
-    slips: Tensor  # [cohort, ...]: what the engine needs to know about each client
+    slips: Tensor  # [cohort, ...]: what the engine needs to know about each client; at the end the number of the round
+
+    @property
+    def round(self) -> Tensor:
+        """The number of the round."""
+        return self.slips[..., 0, -1]
+
+
+class Unsteady(BaseException):
+    """Ends a round that an engine tries to capture: it decides something on the host, so it could not be replayed."""
 
 
 @dataclass
@@ -49,8 +58,8 @@ class Ask:
     """One exchange as an engine sees it: who is asked what. The engine answers by calling `take`, once or in parts."""
 
     run: int  # which of the federations in lockstep
-    round: int
-    ids: Tensor  # [cohort], on the CPU; in a whole round (`Whole`), which does not depend on the host, the device's own
+    round: int | Tensor  # a tensor in a whole round (`Whole`), which does not depend on the host
+    ids: Tensor  # [cohort], on the CPU; in a whole round the device's own
     silent: Tensor  # [cohort] bool, on the engine's device: their answers will be ignored, their memory stays as it is
     shared: Tree
     each: Tree  # rows in the order of ids
@@ -82,7 +91,7 @@ class Engine(Protocol):
 
 
 class Whole(Protocol):
-    """Calls a function that does whole rounds, by replay if it can. The function must not depend on the host.
+    """Calls a function that does whole rounds, by replay if it can: if the function decides nothing on the host.
 
     What it returns lasts until the next call.
     """
@@ -101,7 +110,7 @@ Told = tuple[str, int, int]
 class Exchange:
     """One line of the ledger. Counts stay tensors until they are written, so that a round never waits for the GPU."""
 
-    round: int
+    round: int | None  # None: in a round that is captured, whose exchanges are written down when it is replayed
     step: str
     asked: Tensor
     answered: Tensor
@@ -129,27 +138,45 @@ class Exchange:
 
 @dataclass
 class Clients:
-    """A cohort, seen from the server."""
+    """A cohort, seen from the server.
+
+    Methods may calculate with `round`, and look clients up by `index`: where a round is replayed, both are inputs.
+    What is decided on the host (`if clients.round < 10`, by `ids` or `only`) ends the capture; the round is then done
+    as it is written.
+    """
 
     engine: Engine
-    ids: Tensor
-    round: int
+    listed: Tensor  # [cohort]: who takes part; where the engine has prepared them, on its device
+    number: int | None  # of the round, below zero for what is none of training; None: only the engine knows
     run_index: int = 0
     scratch: int | None = None
-    faults: Callable[[Tensor, int, str], Tensor] | None = None  # (ids, round, step) -> who falls silent
+    faults: Callable[[Tensor, Any, str], Tensor] | None = None  # (ids, round, step) -> who falls silent
     ledger: list[Exchange] = field(default_factory=list)
     silent: Tensor | None = None  # silent once, silent for the rest of the round
     held: Tree = field(default_factory=dict)  # what every client was sent earlier this round
-    cohort: Cohort | None = None  # the same clients as `ids`, where the engine has prepared them
+    cohort: Cohort | None = None  # the same clients, where the engine has prepared them
+    clock: Tensor | None = None  # the number of the round, on the engine's device, where only the engine knows
     within: tuple[Clients, Tensor] | None = None  # the cohort that these are a part of, and which of it they are
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.listed)
+
+    @property
+    def ids(self) -> Tensor:
+        """Who takes part, on the CPU, to decide by."""
+        if self.listed.device.type != "cpu":
+            raise Unsteady
+        return self.listed
 
     @property
     def index(self) -> Tensor:
         """The ids on the server's device, to look clients up in a table."""
-        return tree.upload(self.ids, self.engine.device) if self.cohort is None else self.cohort.ids
+        return tree.upload(self.listed, self.engine.device) if self.cohort is None else self.cohort.ids
+
+    @property
+    def round(self) -> Tensor:
+        """The number of the round, on the server's device, to calculate with."""
+        return tree.upload(torch.tensor(self.number), self.engine.device) if self.clock is None else self.clock
 
     def run(
         self, step: Step, *, shared: Tree | None = None, each: Tree | None = None, recall: Sequence[str] = ()
@@ -190,32 +217,37 @@ class Clients:
     def only(self, which: Tensor) -> Clients:
         """The clients of this cohort for which the mask (on the CPU) holds; they hold what all were sent."""
         silent = None if self.silent is None else self.silent[which.to(self.silent.device)]
-        return replace(self, ids=self.ids[which], silent=silent, cohort=None, within=(self, which))
+        return replace(self, listed=self.ids[which], silent=silent, cohort=None, within=(self, which))
 
     def turns(self, count: int) -> list[Clients]:
         """The same cohort for `count` rounds of its own, each with batches of its own (for fitting a latecomer)."""
-        return [replace(self, round=self.round - 1 - k, held={}, cohort=None, within=None) for k in range(count)]
+        return [self._turn(k) for k in range(count)]
+
+    def _turn(self, k: int) -> Clients:
+        number, clock = (None if one is None else one - 1 - k for one in (self.number, self.clock))
+        return replace(self, number=number, clock=clock, held={}, cohort=None, within=None)  # type: ignore[arg-type]
 
     def _exchange(self, step: Step, sending: Sending, fold: By | None) -> Collector:
         name = step.__name__
         self._check(step, sending)
         shared, each = tree.detach(sending.shared), tree.detach(sending.each)
-        silent = torch.zeros(len(self.ids), dtype=torch.bool, device=self.engine.device)
+        silent = torch.zeros(len(self), dtype=torch.bool, device=self.engine.device)
         if self.silent is not None:
             silent = self.silent
         if self.faults is not None:
-            silent = silent | tree.upload(self.faults(self.ids, self.round, name), silent.device)
+            silent = silent | tree.upload(self.faults(self.ids, self.number, name), silent.device)
         collector = Collector(fold)
         recalled = {key: self.held[key] for key in sending.recall}
         watch = Stopwatch(self.engine.device)
+        number: Any = self.clock if self.number is None else self.number
         ask = Ask(
-            self.run_index, self.round, self.ids, silent, shared, each, recalled, self.scratch, collector, self.cohort
+            self.run_index, number, self.listed, silent, shared, each, recalled, self.scratch, collector, self.cohort
         )
         self.engine.exchange(name, [ask])
         heard = torch.cat(collector.heards)
-        down = tree.nbytes(shared) + tree.nbytes(each) // max(len(self.ids), 1)
+        down = tree.nbytes(shared) + tree.nbytes(each) // max(len(self), 1)
         counts = (~silent).sum(), heard.sum()
-        self.ledger.append(Exchange(self.round, name, *counts, down, collector.up_each, seconds=watch.stop()))
+        self.ledger.append(Exchange(self.number, name, *counts, down, collector.up_each, seconds=watch.stop()))
         self._fall_silent(~heard)
         self.held = self.held | shared
         return collector
@@ -244,9 +276,9 @@ class Clients:
         if allowed is not None and (unknown := given - allowed):
             raise ProtocolError(f"Step {name!r} is sent {_list(unknown)} but takes only {_list(allowed)}.")
         for path, leaf in tree.flatten(each).items():
-            if leaf.ndim == 0 or len(leaf) != len(self.ids):
+            if leaf.ndim == 0 or len(leaf) != len(self):
                 raise ProtocolError(
-                    f"Step {name!r}: {path!r} is sent to each of {len(self.ids)} clients but has shape {[*leaf.shape]}."
+                    f"Step {name!r}: {path!r} is sent to each of {len(self)} clients but has shape {[*leaf.shape]}."
                 )
 
 

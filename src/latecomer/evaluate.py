@@ -107,9 +107,9 @@ def evaluate(
 def _one(method: Method, state: Tree, run: int, ids: Tensor, number: int, engine: Engine) -> Scores:
     answers, heard = [], []
     for some in ids.split(AT_ONCE) if len(ids) else ():
-        clients = Clients(engine, some, round=-1, run_index=run, scratch=number)  # below zero: not a round of training
+        clients = Clients(engine, some, -1, run_index=run, scratch=number)  # below zero: not a round of training
         sent = method.personalise(state, clients)
-        again = Clients(engine, some, round=-1, run_index=run, scratch=number, held=clients.held, silent=clients.silent)
+        again = Clients(engine, some, -1, run_index=run, scratch=number, held=clients.held, silent=clients.silent)
         replies = again.send(method.score, sent)
         answers.append(tree.to(replies.each, torch.device("cpu")))
         heard.append(replies.heard.cpu())

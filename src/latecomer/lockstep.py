@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from .clients import Ask, Engine, Whole
@@ -39,6 +40,17 @@ class _Watch(TorchDispatchMode):
         return self.watcher.__torch_dispatch__(operation, types, args, kwargs)
 
 
+class _Listen(TorchFunctionMode):
+    """Shows a worker's calls to whoever listens to those of the caller's thread."""
+
+    def __init__(self, listener: TorchFunctionMode) -> None:
+        super().__init__()
+        self.listener = listener
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.listener.__torch_function__(function, types, args, kwargs)
+
+
 class _Worker:
     """A thread for one run's server code, and the baton that lets it go on. To that code it is the engine."""
 
@@ -51,6 +63,7 @@ class _Worker:
         self.abandoned = False
         self.stream: torch.cuda.Stream | None = None
         self.watch: AbstractContextManager[Any] = nullcontext()
+        self.listen: AbstractContextManager[Any] = nullcontext()
         self.running = False  # somebody has to wait for it
         self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._live, daemon=True)
@@ -63,7 +76,7 @@ class _Worker:
             if self.work is None:
                 return
             try:
-                with torch.cuda.stream(self.stream), self.watch:  # the caller's; a thread would have its own
+                with torch.cuda.stream(self.stream), self.watch, self.listen:  # the caller's; a thread has its own
                     self.result = self.work(self)
             except BaseException as error:  # handed over to the caller's thread, which raises it
                 self.error = error
@@ -91,6 +104,8 @@ class _Worker:
         self.stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
         watcher = _get_current_dispatch_mode()
         self.watch = nullcontext() if watcher is None else _Watch(watcher)
+        listener = _get_current_function_mode()
+        self.listen = nullcontext() if listener is None else _Listen(listener)
         self.resume()
 
     def resume(self) -> None:

@@ -47,9 +47,6 @@ class Method(ABC):
     serves_sizes: ClassVar[bool] = False
     """Whether clients can have models of different sizes, each as its budget allows."""
 
-    steady: ClassVar[bool] = False
-    """Whether `round` does the same every round and decides nothing on the host, so that it can be replayed."""
-
     def __post_init__(self) -> None:
         check_ranges(self)
         self.build()

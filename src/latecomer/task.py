@@ -68,6 +68,10 @@ class Home(Protocol):
     """What this client keeps between rounds; a step may assign a new tree of the same shape."""
 
     @property
+    def round(self) -> Tensor:
+        """The number of the round, to calculate with; below zero where it is none of training."""
+
+    @property
     def budget(self) -> Tensor:
         """The size of model that this client can afford, as a place in `SIZES`."""
 
@@ -75,7 +79,7 @@ class Home(Protocol):
         """One random batch without repetition; the same one for the same purpose all round long."""
 
     def batches(self, steps: int, size: int, purpose: str = "batches") -> Batches:
-        """`steps` batches from shuffled passes over the training data."""
+        """`steps` batches, each drawn afresh from the training data without repetition: all of it, where it is less."""
 
     def epochs(self, count: int, size: int, purpose: str = "batches") -> Batches:
         """`count` shuffled passes over the training data. Small clients see padded batches at the end."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import tree
 from .checks import check, check_model
-from .clients import Clients, Cohort, Engine, Exchange, Told, Whole
+from .clients import Clients, Cohort, Engine, Exchange, Told, Unsteady, Whole
 from .cohorts import Cohorts
 from .data.federation import Federation
 from .errors import SettingError
@@ -64,7 +64,7 @@ class Training:
             check(one, own, plan.cohort)
         self.cohort = Cohorts(federations, plan.cohort, plan.cohort_labelled)
         self.lockstep = Lockstep(engine)
-        self.steady = self.methods[0].steady and not plan.silence  # nothing in a round is decided on the host
+        self.whole = not plan.silence  # whether an engine may replay whole rounds: who falls silent, the host decides
         self.round = 0
         self.evaluations = 0
         self.seconds = 0.0
@@ -112,22 +112,21 @@ class Training:
 
     def advance(self) -> None:
         """One round of every run."""
-        whole = self.engine.whole(self.plan.cohort * len(self.states)) if self.steady else None
-        if whole is None:
+        whole = self.engine.whole(self.plan.cohort * len(self.states)) if self.whole else None
+        if whole is None or not self._replayed(whole):
             works = [partial(self._round, run, self.states[run], self.ledgers[run]) for run in range(len(self.states))]
             self.states = self.lockstep(works)
-        else:
-            self._replay(whole)
         self.round += 1
 
     def _round(
         self, run: int, state: Tree, ledger: list[Exchange], engine: Engine, cohort: Cohort | None = None
     ) -> Tree:
-        faults = silence(self.plan.silence, self.federations[run].seed)
-        ids = self.cohort(run, self.round) if cohort is None else cohort.ids
-        return self.methods[run].round(
-            state, Clients(engine, ids, self.round, run, faults=faults, ledger=ledger, cohort=cohort)
-        )
+        if cohort is None:
+            faults = silence(self.plan.silence, self.federations[run].seed)
+            clients = Clients(engine, self.cohort(run, self.round), self.round, run, faults=faults, ledger=ledger)
+        else:  # what is replayed must not know our count of rounds, but take the number as an input
+            clients = Clients(engine, cohort.ids, None, run, ledger=ledger, cohort=cohort, clock=cohort.round)
+        return self.methods[run].round(state, clients)
 
     def _rounds(self, states: list[Tree], cohorts: list[Cohort]) -> tuple[list[Tree], Tensor, list[list[Told]]]:
         """The round of all runs as one function of their states and cohorts."""
@@ -140,19 +139,24 @@ class Training:
         nothing = torch.zeros(0, device=self.engine.device)  # a round may ask nobody
         return after, torch.stack(counts) if counts else nothing, [[one.told for one in ledger] for ledger in ledgers]
 
-    def _replay(self, whole: Whole) -> None:
-        """A round that an engine can replay."""
+    def _replayed(self, whole: Whole) -> bool:
+        """Whether a round was done in a way that an engine can replay; if not, nothing has happened."""
         watch = Stopwatch(self.engine.device)
         cohorts = [self.cohort.prepare(whole, run, self.round) for run in range(len(self.states))]
         counts: Tensor
         told: list[list[Told]]
-        self.states, counts, told = whole(self._rounds, (self.states, cohorts))
+        try:
+            self.states, counts, told = whole(self._rounds, (self.states, cohorts))
+        except Unsteady:
+            self.whole = False
+            return False
         seconds = watch.stop()
         answers = iter(counts.clone())  # the next round may overwrite them
         for ledger, lines in zip(self.ledgers, told, strict=True):
             for left, (step, down, up) in zip(range(len(lines) - 1, -1, -1), lines, strict=True):
                 counted = next(answers), next(answers)
                 ledger.append(Exchange(self.round, step, *counted, down, up, seconds=None if left else seconds))
+        return True
 
     def evaluate(self) -> dict[str, Any]:
         """Score the members, validators, and the latecomers if they are watched; keep the best state of every run."""

@@ -80,13 +80,15 @@ def shuffled(place: Tensor, size: Tensor, key: Tensor) -> Tensor:
 def draw(
     count: Tensor, seed: Tensor, number: Tensor, client: Tensor, use: int, steps: int, size: int, passes: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Batches from shuffled passes over `count` examples (numbers without dimensions): what is where, [steps, size].
+    """Batches of `count` examples (numbers without dimensions): what is where, [steps, size], and what is real.
 
-    And what is real: places past the end of a pass, or past so many `passes`, are padding and name any example.
+    With `passes`, that many shuffled passes, in which every example comes once: the last batch of each may be short.
+    With None, every batch is drawn afresh, without repetition within it. What is not real names any example: it fills
+    up a batch that is larger than what is left, and all batches after the last pass.
     """
     step = torch.arange(steps, device=count.device)
-    per_pass = ((count + size - 1) // size).clamp(min=1)
-    turn = step // per_pass  # which pass over the data
+    per_pass = ((count + size - 1) // size).clamp(min=1) if passes is not None else torch.ones_like(count)
+    turn = step // per_pass  # which shuffle of the data
     place = (step % per_pass)[:, None] * size + torch.arange(size, device=count.device)
     real = place < count if passes is None else (place < count) & (turn < passes)[:, None]
     key = mix(seed, number, client, use, turn)[:, None]

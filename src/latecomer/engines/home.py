@@ -134,6 +134,10 @@ class PackedHome:
         self._homes, self._card, self._round, self._entropy = homes, card, round, entropy
 
     @property
+    def round(self) -> Tensor:
+        return self._round
+
+    @property
     def budget(self) -> Tensor:
         return self._card[BUDGET]
 
@@ -182,7 +186,7 @@ def entropy(count: int) -> Tensor:
 
 
 class DrawnBatches:
-    """Shuffled passes over a client's training data; the last batch of a pass is padded.
+    """Batches of a client's training data: drawn afresh at every step, or from shuffled passes (`passes`).
 
     All that is small is worked out for all batches at once: on a GPU, what counts is the number of operations.
     """

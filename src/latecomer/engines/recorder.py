@@ -12,18 +12,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .steady import TELL, decides
+
 Program = Callable[..., list[Any] | None]
 """From inputs to outputs; None if it was recorded where the host was told other numbers."""
 _ATEN = torch.ops.aten
-TELL = _ATEN._local_scalar_dense.default  # a number, to the host
 EXACT = {_ATEN.clone.default, _ATEN.copy_.default, _ATEN.cat.default, _ATEN.mul.Tensor, _ATEN.mul_.Tensor}
 EXACT |= {_ATEN._fused_adam_.default, _ATEN._fused_sgd_.default}
 """Operations whose result does not depend on how many threads do them: number by number, and not summed up."""
 LARGE = 2**22  # bytes that are not kept for a second use
 NAME = re.compile(r"\bt\d+\b")
 LONGEST = 30_000  # operations on a tape; a function with more goes on running as it is
-UNFIT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-"""Operations that tell the host numbers, or a shape that depends on numbers."""
 
 
 @dataclass
@@ -86,16 +85,13 @@ class Recorder(TorchDispatchMode):
 
     def _unfit(self, operation: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
         """Whether an operation may do something else the next time, or change what is not the function's own."""
-        if operation is _ATEN.index.Tensor:
-            decides = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in _tensors(args[1:]))
-        else:
-            decides = operation is not TELL and not UNFIT.isdisjoint(operation.tags)
+        unknown = operation is not TELL and decides(operation, args)  # what is told can be compared, when it is played
         placed = operation is _ATEN.as_strided.default  # at a place in memory, which an input may not have again
         abroad = [args[0]] if placed else _written(operation, args, kwargs)
         # forward derivatives make tensors without numbers; others are sparse
         elsewhere = any(tensor.device.type != "cpu" or tensor.layout != torch.strided for tensor in tensors)
         reshaped = torch.Tag.inplace_view in operation.tags and self._has_namesake(args[0])
-        return decides or elsewhere or reshaped or any(self._is_foreign(tensor) for tensor in abroad)
+        return unknown or elsewhere or reshaped or any(self._is_foreign(tensor) for tensor in abroad)
 
     def _is_foreign(self, tensor: Tensor) -> bool:
         """Whether its memory is an input's or a constant's."""

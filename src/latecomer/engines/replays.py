@@ -23,8 +23,9 @@ Replay = Callable[[list[Tensor], bool], Any]
 class Replays(ABC):
     """Calls a function of trees of tensors, by replay where it can.
 
-    The function must be pure, and look at no numbers on the host: what it returns besides tensors, or makes of its
-    inputs' shapes, is what it was when it was captured. A call within one that is captured is part of that one.
+    The function must be pure. What it makes of its inputs' shapes, and what it returns besides tensors, is what it was
+    when it was captured. A call that tells the host numbers is found out (steady.py), and one that was captured is
+    called once more, to compare, before it is relied upon. A call within one that is captured is part of that one.
     """
 
     def __init__(self) -> None:

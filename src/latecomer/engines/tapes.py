@@ -18,6 +18,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from .recorder import Program, Recorder
 from .replays import Replay, Replays
+from .steady import Escapes
+
+TRIES = 4  # recordings of a call that tells the host other numbers than it did, and so does something else
 
 
 class Tapes(Replays):
@@ -29,53 +32,73 @@ class Tapes(Replays):
     def _capture(
         self, function: Callable[..., Any], leaves: list[Tensor], shape: TreeSpec, lasting: bool
     ) -> tuple[Replay, Any]:
-        inputs = [leaf.view_as(leaf) for leaf in leaves]  # tensors of their own, though somebody be passed twice
-        chance = torch.get_rng_state()
-        with Recorder(inputs) as recorder:
-            result = function(*tree_unflatten(inputs, shape))
-        outputs, form = tree_flatten(result)
-        draws = not torch.equal(chance, torch.get_rng_state())  # to compare would be to draw twice
-        program = None if recorder.calls is None or draws else recorder.program(outputs)
-        return _Tape(function, shape, program, form, self._one), result
+        tape = _Tape(function, shape, self._one)
+        return tape, tape.record(leaves)
 
 
 @dataclass
 class _Tape:
-    """A recorded call. When it is first played, the function is called, too: if they differ, the tape is no good."""
+    """A recorded call. When it is first played, the function is called, too: if they differ, the tape is no good.
+
+    What the call told the host when it was recorded is compared whenever the tape is played. Where that differs, the
+    call does something else: it is done as it is, and the second time in a row recorded anew.
+    """
 
     function: Callable[..., Any]
     shape: TreeSpec
-    program: Program | None
-    form: TreeSpec
     as_one: Callable[[], AbstractContextManager[None]]  # calls within are not tapes of their own
+    program: Program | None = None
+    form: TreeSpec | None = None
     checked: bool = False
-    luck: int = 0  # how much more often it could be played than not
+    records: int = 0
+    missed: int = 0  # calls in a row that did something else
+
+    def record(self, leaves: list[Tensor]) -> Any:
+        """Call the function, and write down what it does."""
+        inputs = [leaf.view_as(leaf) for leaf in leaves]  # tensors of their own, though somebody be passed twice
+        chance = torch.get_rng_state()
+        with Escapes() as escapes, Recorder(inputs) as recorder:
+            result = self.function(*tree_unflatten(inputs, self.shape))
+        outputs, self.form = tree_flatten(result)
+        draws = not torch.equal(chance, torch.get_rng_state())  # to compare would be to draw twice
+        unfit = recorder.calls is None or draws or escapes.any
+        self.program, self.checked = None if unfit else recorder.program(outputs), False
+        self.records, self.missed = self.records + 1, 0
+        return result
 
     def __call__(self, leaves: list[Tensor], lasting: bool) -> Any:
-        played = None if self.program is None else self._played(self.program, leaves)
-        if self.checked and played is not None:
-            return tree_unflatten(played, self.form)
-        inputs = tree_unflatten(leaves, self.shape)
+        if self.program is None:
+            return self.function(*tree_unflatten(leaves, self.shape))
+        played = self._played(self.program, leaves)
         if played is None:
-            return self.function(*inputs)
+            return self._otherwise(leaves)
+        self.missed = 0
+        if self.checked:
+            return tree_unflatten(played, self.form)  # type: ignore[arg-type]
         with self.as_one():
-            result = self.function(*inputs)
+            result = self.function(*tree_unflatten(leaves, self.shape))
         outputs, form = tree_flatten(result)
         self.checked = form == self.form and all(map(_same, played, outputs))
         self.program = self.program if self.checked else None
         return result
 
     def _played(self, program: Program, leaves: list[Tensor]) -> list[Any] | None:
-        """What the program returns. One that more often finds other numbers than it knows is given up."""
+        """What the program returns; None where it finds other numbers than it knows."""
         threads = torch.get_num_threads()
         try:
             with torch.no_grad():
-                played = program(*leaves)
+                return program(*leaves)
         finally:
             torch.set_num_threads(threads)
-        self.luck += 1 if played is not None else -1
-        self.program = program if self.luck >= 0 else None
-        return played
+
+    def _otherwise(self, leaves: list[Tensor]) -> Any:
+        """A call that is not the one on the tape."""
+        self.missed += 1
+        if self.missed > 1 and self.records < TRIES:
+            with self.as_one():
+                return self.record(leaves)
+        self.program = self.program if self.missed <= TRIES else None
+        return self.function(*tree_unflatten(leaves, self.shape))
 
 
 def _same(a: Any, b: Any) -> bool:

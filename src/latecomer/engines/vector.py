@@ -107,7 +107,7 @@ class Vector(Shelf):
         ids = [_part(ask.ids, first, rows) for ask in asks]
         slips = torch.stack(
             [
-                self.prepare(ask.run, some[None], torch.tensor([ask.round])).slips[0]
+                self.prepare(ask.run, some[None], torch.as_tensor(ask.round).reshape(1)).slips[0]
                 if ask.cohort is None
                 else _part(ask.cohort.slips, first, rows)
                 for ask, some in zip(asks, ids, strict=True)

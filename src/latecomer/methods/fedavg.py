@@ -14,7 +14,6 @@ from ..tree import Tree
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(AveragesOneModel, TrainsByPasses):
     needs_labels = False  # a latecomer takes the common model as it is
-    steady = True
 
     # on the client
 

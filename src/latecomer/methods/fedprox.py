@@ -23,7 +23,6 @@ class FedProx(TrainsByPasses):
     adaptive: bool = setting(True, "let mu grow when the training loss rises and shrink when it keeps falling")
 
     needs_labels = False  # a latecomer takes the common model as it is
-    steady = True
 
     # on the client
 

@@ -38,7 +38,6 @@ class FLowDUP(InSubspace):
     server_beta: float = setting(0.99, "Adam's memory of squared gradients on the server (beta 2)", low=0, high=0.9999)
 
     paper = {"cohort": 100, "rounds": 1000, "cohort_labelled": 0.9}
-    steady = True
     needs_labels = False  # equation 3: h sees examples only
 
     h1: Net = made()

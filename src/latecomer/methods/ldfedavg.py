@@ -25,7 +25,6 @@ class LDFedAvg(InSubspace):
     batch: int = setting(50, "examples a batch", low=1)
 
     paper = {"cohort": 100, "rounds": 1000}
-    steady = True
     needs_labels = False  # a latecomer takes the common model as it is
 
     # on the client

@@ -45,7 +45,6 @@ class PeFLL(Method):
     depth: int = setting(3, "hidden layers of the hypernetwork after its first", low=0)
 
     paper = {"split": "pefll", "cohort": 5, "rounds": 5000}
-    steady = True
 
     describer: ExampleAndLabel | LabelOnly = made()
     hyper: Hypernetwork = made()

@@ -47,7 +47,6 @@ class PFedGP(AveragesOneModel, TrainsBySteps):
     )
 
     paper = {"split": "pfedhn", "cohort": 5, "rounds": 1000}
-    steady = True
 
     classifier: GPTree = made()
     embed: Net = made()

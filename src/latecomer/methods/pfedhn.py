@@ -42,7 +42,6 @@ class PFedHN(TrainsBySteps):
     novel_lr: float = setting(1e-2, "learning rate of a latecomer's embedding", above=0)
 
     paper = {"split": "pfedhn", "cohort": 1, "rounds": 5000}
-    steady = True
     serves_sizes = True
 
     fixed: bool = made()

@@ -58,7 +58,7 @@ class Flower:
 
     def _messages(self, step: str, ask: Ask) -> dict[int, Message]:
         """A message for every row of the cohort that is not silent already."""
-        header = Header(step, ask.round, ask.run, tuple(ask.recalled), ask.scratch).pack()
+        header = Header(step, int(ask.round), ask.run, tuple(ask.recalled), ask.scratch).pack()
         shared = pack(ask.shared)
         return {
             k: Message(

@@ -38,7 +38,7 @@ def _draw(
     net = tl.program_id(0).to(tl.int64)
     step = tl.program_id(1).to(tl.int64)
     count = tl.load(counts + net)
-    per_pass = tl.maximum((count + size - 1) // size, 1)
+    per_pass = tl.where(passes < 0, 1, tl.maximum((count + size - 1) // size, 1))
     turn = step // per_pass
     column = tl.arange(0, BLOCK)
     at = step % per_pass * size + column

@@ -1,0 +1,59 @@
+"""Whether a call does the same every time: what it tells the host, by which it could decide otherwise the next time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..clients import Unsteady
+
+_ATEN = torch.ops.aten
+TELL = _ATEN._local_scalar_dense.default  # a number, to the host
+UNFIT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+"""Operations that tell the host numbers, or a shape that depends on numbers."""
+ESCAPES = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.storage}
+"""Ways from a CPU's tensor to its numbers that are no operation."""
+
+
+class Steadily(TorchDispatchMode):
+    """Ends a call on a GPU as soon as it tells the host a number, or is told one, by raising `Unsteady`."""
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operation is TELL or decides(operation, args) or _crosses(operation, args, kwargs or {}):
+            raise Unsteady
+        return operation(*args, **(kwargs or {}))
+
+
+class Escapes(TorchFunctionMode):
+    """Notices numbers that leave a CPU's tensors without an operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.any = False
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.any = self.any or function in ESCAPES
+        return function(*args, **(kwargs or {}))
+
+
+def decides(operation: Any, args: Any) -> bool:
+    """Whether what an operation returns has a shape, or is a number, that depends on numbers; `TELL` is such a one."""
+    if operation is _ATEN.index.Tensor:
+        chosen = args[1] if len(args) > 1 else ()
+        return any(isinstance(which, Tensor) and which.dtype in (torch.bool, torch.uint8) for which in chosen)
+    return not UNFIT.isdisjoint(operation.tags)
+
+
+def _crosses(operation: Any, args: Any, kwargs: Any) -> bool:
+    """Whether numbers go from the device to the host, or come from memory there that is not pinned: both must wait."""
+    if operation is _ATEN._to_copy.default:
+        source, target = args[0], torch.device(kwargs.get("device") or args[0].device)
+    elif operation is _ATEN.copy_.default:
+        source, target = args[1], args[0].device
+    else:
+        return False
+    return bool(source.device.type != target.type and not (source.device.type == "cpu" and source.is_pinned()))
