@@ -1,15 +1,13 @@
 """The boundary between server and clients.
 
 A method calls `clients.run(self.step, shared=..., each=...)`; everything that crosses is an argument or the return
-value of that call. Names, faults, bytes, non-finite replies and the ledger are handled here and nowhere else.
+value of that call. Names, phases, faults, bytes, non-finite replies and the ledger are handled here and nowhere else.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,10 +16,9 @@ from torch import Tensor
 from . import tree
 from .errors import ProtocolError
 from .replies import By, Collector, Replies
+from .steps import Phase, Step, check_names, check_phase, listed, phase_of
 from .stopwatch import Stopwatch
 from .tree import Tree
-
-Step = Callable[..., Tree]
 
 
 @dataclass(frozen=True)
@@ -140,10 +137,16 @@ class Clients:
     ledger: list[Exchange] = field(default_factory=list)
     silent: Tensor | None = None  # silent once, silent for the rest of the round
     held: Tree = field(default_factory=dict)  # what every client was sent earlier this round
+    asked: frozenset[str] = frozenset()  # names of the steps that all of these clients were asked for this round
     cohort: Cohort | None = None  # the same clients as `ids`, where the engine has prepared them
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def phase(self) -> Phase:
+        """Whether this is a round of training or personalisation."""
+        return phase_of(self.round, self.scratch)
 
     @property
     def index(self) -> Tensor:
@@ -193,7 +196,7 @@ class Clients:
 
     def turns(self, count: int) -> list[Clients]:
         """The same cohort for `count` rounds of its own, each with batches of its own (for fitting a latecomer)."""
-        return [replace(self, round=self.round - 1 - k, held={}, cohort=None) for k in range(count)]
+        return [replace(self, round=self.round - 1 - k, held={}, asked=frozenset(), cohort=None) for k in range(count)]
 
     def _exchange(self, step: Step, sending: Sending, fold: By | None) -> Collector:
         name = step.__name__
@@ -204,7 +207,7 @@ class Clients:
             silent = self.silent
         if self.faults is not None:
             silent = silent | tree.upload(self.faults(self.ids, self.round, name), silent.device)
-        collector = Collector(fold)
+        collector = Collector(fold, counted=self.phase == "round")
         recalled = {key: self.held[key] for key in sending.recall}
         watch = Stopwatch(self.engine.device)
         ask = Ask(
@@ -217,41 +220,25 @@ class Clients:
         self.ledger.append(Exchange(self.round, name, *counts, down, collector.up_each, seconds=watch.stop()))
         self.silent = ~heard
         self.held = self.held | shared
+        self.asked = self.asked | {name}
         return collector
 
     def _check(self, step: Step, sending: Sending) -> None:
         name, shared, each = step.__name__, sending.shared, sending.each
+        check_phase(step, self.phase)
+        if name in self.asked:
+            raise ProtocolError(f"Step {name!r} was asked for already; a client answers each step once a round.")
         if sending.to is not None and int(sending.to.sum()) != len(self):
             raise ProtocolError(f"Step {name!r} is sent to {int(sending.to.sum())} of {len(self)} clients alone.")
         if both := shared.keys() & each.keys():
-            raise ProtocolError(f"Step {name!r} is sent {_list(both)} both as shared and as each.")
+            raise ProtocolError(f"Step {name!r} is sent {listed(both)} both as shared and as each.")
         if unknown := set(sending.recall) - self.held.keys():
-            raise ProtocolError(f"Step {name!r} recalls {_list(unknown)}, but this round sent only {_list(self.held)}.")
-        given = shared.keys() | each.keys() | set(sending.recall)
-        required, allowed = wire_names(step)
-        if missing := required - given:
-            raise ProtocolError(f"Step {name!r} needs {_list(missing)}, which was not sent.")
-        if allowed is not None and (unknown := given - allowed):
-            raise ProtocolError(f"Step {name!r} is sent {_list(unknown)} but takes only {_list(allowed)}.")
+            raise ProtocolError(
+                f"Step {name!r} recalls {listed(unknown)}, but this round sent only {listed(self.held)}."
+            )
+        check_names(step, shared.keys() | each.keys() | set(sending.recall))
         for path, leaf in tree.flatten(each).items():
             if leaf.ndim == 0 or len(leaf) != len(self.ids):
                 raise ProtocolError(
                     f"Step {name!r}: {path!r} is sent to each of {len(self.ids)} clients but has shape {[*leaf.shape]}."
                 )
-
-
-@lru_cache(maxsize=256)
-def _signature(function: Any) -> tuple[frozenset[str], frozenset[str] | None]:
-    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.POSITIONAL_OR_KEYWORD]
-    names = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-    required = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
-    return required, None if any(p.kind is p.VAR_KEYWORD for p in parameters) else names
-
-
-def wire_names(step: Step) -> tuple[frozenset[str], frozenset[str] | None]:
-    """The names a step needs, and those it takes (None: any): its keyword parameters are the wire names."""
-    return _signature(getattr(step, "__func__", step))
-
-
-def _list(names: Any) -> str:
-    return ", ".join(repr(name) for name in sorted(names)) or "nothing"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .. import learn, tree
 from ..errors import ModelError
-from ..method import AveragesOneModel, TrainsBySteps, made
+from ..method import AveragesOneModel, TrainsBySteps, asked_in, made
 from ..nets.gp import Kernel
 from ..nets.gptree import GPTree, Labelled
 from ..nets.net import Net
@@ -64,6 +64,7 @@ class PFedGP(AveragesOneModel, TrainsBySteps):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         part = learn.Part(self.local, params)
         size = min(self.batch, len(home.all().y))

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import tree
-from ..clients import Clients, Step
+from ..clients import Clients
 from ..learn import pullback
 from ..replies import Replies
+from ..steps import Step
 from ..tree import Tree
 from .net import Net
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -16,6 +14,7 @@ from ... import tree
 from ...data.federation import Federation
 from ...errors import ProtocolError
 from ...method import Method
+from ...steps import steps
 from ...tree import Tree
 from ..home import WEIGHT, Homes, PackedHome, entropy
 from .wire import Header, pack, unpack
@@ -32,11 +31,6 @@ def client_app(method: Method, federations: Sequence[Federation], *, simulated: 
     for step in steps(type(method)):
         app.query(step)(partial(side.do, step))
     return app
-
-
-def steps(kind: type[Method]) -> list[str]:
-    """The names of a method's client steps: they take `home`, and all else by keyword."""
-    return [name for name, function in inspect.getmembers(kind, inspect.isfunction) if _is_step(function)]
 
 
 def blank_memory(method: Method, federation: Federation) -> Tree:
@@ -115,9 +109,3 @@ class Notes:
     @property
     def _drawer(self) -> str:
         return f"{HELD} {self.header.round}"
-
-
-def _is_step(function: Any) -> bool:
-    parameters = list(inspect.signature(function).parameters.values())[1:]
-    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    return positional == ["home"] and not function.__name__.startswith("_")
