@@ -285,10 +285,10 @@ def test_a_mean_over_those_with_labels(engine: str) -> None:
     made = toys.engine(engine, METHOD, [federation])
     for found in (
         Clients(made, IDS, 0, faults=silent(5)).mean(METHOD.whoami, by="labelled"),
-        Clients(made, IDS, 0, faults=silent(5)).run(METHOD.whoami).mean(by="labelled"),
+        Clients(made, IDS, 1, faults=silent(5)).run(METHOD.whoami).mean(by="labelled"),
     ):
         assert found["share"].item() == pytest.approx((0.0 + 0.3) / 2)
-    assert int(Clients(made, IDS, 0, faults=silent(5)).run(METHOD.whoami).labelled) == 2
+    assert int(Clients(made, IDS, 2, faults=silent(5)).run(METHOD.whoami).labelled) == 2
 
 
 def test_a_folded_mean_keeps_no_rows() -> None:

@@ -460,7 +460,7 @@ def test_a_client_without_validation_examples_at_the_very_end(name: str) -> None
     method = methods.get("fedavg")(
         task=Task(Net(lambda: torch.nn.Linear(4, 2)), (4,), 2), clients=2, members=2, batch=2
     )
-    clients = Clients(toys.engine(name, method, [federation]), torch.tensor([0, 1]), 0)
+    clients = Clients(toys.engine(name, method, [federation]), torch.tensor([0, 1]), -1)
     counts = clients.run(method.score, shared=method.init(torch.Generator().manual_seed(0))).each
     assert counts["val"][:, 1].tolist() == [1, 0]
     assert counts["test"][:, 1].tolist() == [1, 1]
@@ -476,9 +476,12 @@ def test_seeds_in_lockstep_may_be_at_models_of_different_sizes(engine: str) -> N
     made = toys.engine(engine, diary, toys.federations(2))
 
     def work(run: int, sizes: list[int], engine: Any) -> list[Tensor]:
-        clients = Clients(engine, torch.arange(4), 0, run_index=run)
+        rounds = [Clients(engine, torch.arange(4), number, run_index=run) for number in range(len(sizes))]
         rows = [{"w": torch.full((4, size), run + 1.0), "v": torch.ones(4, size)} for size in sizes]
-        return [clients.run(diary.shapes, each={"params": row}).each["product"] for row in rows]
+        return [
+            clients.run(diary.shapes, each={"params": row}).each["product"]
+            for clients, row in zip(rounds, rows, strict=True)
+        ]
 
     lockstep = Lockstep(made)
     first, second = lockstep([partial(work, 0, [3, 2]), partial(work, 1, [2])])
