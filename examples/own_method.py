@@ -3,14 +3,14 @@
     python examples/own_method.py
 
 A method is one class. Client steps see `home` (private data) and their keywords (the message); the server calls them
-through `clients`. This file runs unchanged on every engine.
+through `clients`, and `asked_in` says when it may. This file runs unchanged on every engine.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from latecomer import Method, Sending, federate, made, make_task, setting, train, tree
+from latecomer import Method, Sending, asked_in, federate, made, make_task, setting, train, tree
 from latecomer.learn import SGD
 from latecomer.nets.models import MLP
 
@@ -25,6 +25,7 @@ class TunedFedAvg(Method):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home, *, params):
         return self.local.change(self.task.loss, params, home.epochs(3, size=8))
 

@@ -15,7 +15,9 @@ from latecomer.clients import Clients, Exchange, Replies, Sending
 from latecomer.engines import make
 from latecomer.engines.home import CLIENT
 from latecomer.errors import ProtocolError
+from latecomer.method import asked_in
 from latecomer.replies import _end_to_end, _total
+from latecomer.steps import steps
 from latecomer.task import Home
 from latecomer.tree import Tree
 
@@ -24,15 +26,23 @@ from latecomer.tree import Tree
 class Echo(toys.Idle):
     """Says what it is sent, in a few ways."""
 
+    @asked_in("round")
     def echo(self, home: Home, *, value: Tensor) -> Tree:
         return {"value": value}
 
+    @asked_in("round")
     def double(self, home: Home, *, value: Tensor, twice: Tensor | None = None) -> Tree:
         return {"value": value + (value if twice is None else twice)}
 
+    @asked_in("round")
+    def double_again(self, home: Home, *, value: Tensor, twice: Tensor) -> Tree:
+        return self.double(home, value=value, twice=twice)
+
+    @asked_in("round")
     def total(self, home: Home, *, value: Tensor) -> Tree:
         return {"total": value.sum()}
 
+    @asked_in("round")
     def whoami(self, home: Any) -> Tree:
         return {
             "id": home._card[CLIENT],
@@ -40,6 +50,18 @@ class Echo(toys.Idle):
             "pair": {"x": home._card[CLIENT] * torch.ones(2)},
         }
 
+    @asked_in("round")
+    def whoami_again(self, home: Any) -> Tree:
+        return self.whoami(home)
+
+    @asked_in("personalise")
+    def settle_in(self, home: Home) -> Tree:
+        return {"x": torch.ones(1)}
+
+    def helper(self, home: Home) -> Tree:
+        return {}
+
+    @asked_in("round")
     def odd_one_out(self, home: Any) -> Tree:
         """Nonsense from client 3, in one number of two."""
         return {"x": torch.where(home._card[CLIENT] == 3, torch.tensor([1.0, torch.nan]), torch.ones(2))}
@@ -47,6 +69,12 @@ class Echo(toys.Idle):
 
 METHOD = Echo(task=toys.task(), clients=len(toys.TRAIN), members=toys.MEMBERS)
 IDS = torch.tensor([6, 0, 3, 5])
+
+
+def plain(home: Home) -> Tree:
+    return {}
+
+
 WEIGHTS = [toys.TRAIN[client] for client in IDS.tolist()]
 
 
@@ -78,7 +106,7 @@ def test_a_name_both_shared_and_each() -> None:
 
 def test_recall_of_what_was_not_sent() -> None:
     clients = cohort()
-    clients.run(METHOD.double, shared={"value": torch.ones(1)})
+    clients.run(METHOD.echo, shared={"value": torch.ones(1)})
     with pytest.raises(ProtocolError, match="recalls 'twice', but this round sent only 'value'"):
         clients.run(METHOD.double, shared={"value": torch.ones(1)}, recall=["twice"])
 
@@ -88,7 +116,7 @@ def test_recall_of_what_was_sent_to_each() -> None:
     clients = cohort()
     clients.run(METHOD.echo, each={"value": torch.ones(4)})
     with pytest.raises(ProtocolError, match="sent only nothing"):
-        clients.run(METHOD.echo, recall=["value"])
+        clients.run(METHOD.total, recall=["value"])
 
 
 @pytest.mark.parametrize("rows", [torch.ones(3), torch.ones(5, 2), torch.tensor(1.0)])
@@ -104,7 +132,59 @@ def test_nothing_is_asked_when_something_is_refused() -> None:
     assert clients.ledger == []
 
 
+@pytest.mark.parametrize("engine", toys.ENGINES)
+def test_what_is_no_step(engine: str) -> None:
+    with pytest.raises(ProtocolError, match=r"Step 'helper' does not say when it may be asked for; put @asked_in"):
+        cohort(engine).run(METHOD.helper)
+    with pytest.raises(ProtocolError, match=r"Step 'plain' does not say when"):
+        cohort(engine).run(plain)
+
+
+@pytest.mark.parametrize("engine", toys.ENGINES)
+def test_a_step_of_another_phase(engine: str) -> None:
+    with pytest.raises(
+        ProtocolError, match="'settle_in' is declared for 'personalise' and cannot be asked for in 'rou"
+    ):
+        cohort(engine).run(METHOD.settle_in)
+    for outside in (Clients(cohort(engine).engine, IDS, -1), cohort(engine, scratch=1)):
+        assert outside.run(METHOD.settle_in).heard.all()
+        with pytest.raises(
+            ProtocolError, match="Step 'whoami' is declared for 'round' and cannot be asked for in 'per"
+        ):
+            outside.run(METHOD.whoami)
+    with pytest.raises(ProtocolError, match="Step 'score' is declared for 'score' and cannot be asked for in 'round'"):
+        cohort(engine).run(METHOD.score)
+
+
+def test_a_step_that_overrides_another_inherits_its_declaration() -> None:
+    class Shout(Echo):
+        def settle_in(self, home: Home) -> Tree:
+            return {"x": torch.full((1,), 2.0)}
+
+    method = Shout(task=toys.task(), clients=len(toys.TRAIN), members=toys.MEMBERS)
+    clients = Clients(toys.engine("vector", method, [toys.federation()]), IDS, -1)
+    assert clients.run(method.settle_in).each["x"].tolist() == [[2.0]] * 4
+    assert steps(Shout) == steps(Echo) != []
+
+
+def test_a_step_is_asked_for_once_a_round() -> None:
+    clients = cohort()
+    clients.run(METHOD.whoami)
+    for same in (clients, clients.only(IDS > 3)):
+        with pytest.raises(ProtocolError, match="Step 'whoami' was asked for already; a client answers each step once"):
+            same.run(METHOD.whoami)
+    others = [clients.only(IDS > 3), clients.only(IDS <= 3)]
+    assert all(part.run(METHOD.whoami_again).heard.all() for part in others), "each of them once"
+
+
 # what comes back
+
+
+@pytest.mark.parametrize("engine", toys.ENGINES)
+def test_only_training_counts_examples(engine: str) -> None:
+    outside = Clients(cohort(engine).engine, IDS, -1, scratch=1, faults=silent(3))
+    assert outside.run(METHOD.settle_in).weight.tolist() == [1.0, 1.0, 0.0, 1.0]
+    assert cohort(engine).run(METHOD.whoami).weight.tolist() == WEIGHTS
 
 
 @pytest.mark.parametrize("engine", toys.ENGINES)
@@ -130,7 +210,7 @@ def test_what_was_sent_can_be_recalled_and_does_not_travel_again(engine: str) ->
     clients.run(METHOD.echo, shared={"value": torch.tensor([3.0])})
     replies = clients.run(METHOD.double, shared={"twice": torch.tensor([4.0])}, recall=["value"])
     assert replies.each["value"].tolist() == [[7.0]] * 4
-    again = clients.run(METHOD.double, recall=["value", "twice"])
+    again = clients.run(METHOD.double_again, recall=["value", "twice"])
     assert again.each["value"].tolist() == [[7.0]] * 4
     assert [exchange.line()["down"] for exchange in clients.ledger] == [16, 16, 0]
 
@@ -160,7 +240,7 @@ def test_silence_is_a_zero_row_that_weighs_nothing(engine: str) -> None:
 @pytest.mark.parametrize("engine", toys.ENGINES)
 def test_silent_once_is_silent_for_the_rest_of_the_round(engine: str) -> None:
     clients = cohort(engine, faults=silent(0, step="whoami"))
-    heard = [clients.run(step).heard.tolist() for step in (METHOD.odd_one_out, METHOD.whoami, METHOD.whoami)]
+    heard = [clients.run(step).heard.tolist() for step in (METHOD.odd_one_out, METHOD.whoami, METHOD.whoami_again)]
     everyone, no_three, no_zero_either = [True] * 4, [True, True, False, True], [True, False, False, True]
     assert heard == [no_three, no_zero_either, no_zero_either] != [everyone] * 3
     lines = [exchange.line() for exchange in clients.ledger]
@@ -205,10 +285,10 @@ def test_a_mean_over_those_with_labels(engine: str) -> None:
     made = toys.engine(engine, METHOD, [federation])
     for found in (
         Clients(made, IDS, 0, faults=silent(5)).mean(METHOD.whoami, by="labelled"),
-        Clients(made, IDS, 0, faults=silent(5)).run(METHOD.whoami).mean(by="labelled"),
+        Clients(made, IDS, 1, faults=silent(5)).run(METHOD.whoami).mean(by="labelled"),
     ):
         assert found["share"].item() == pytest.approx((0.0 + 0.3) / 2)
-    assert int(Clients(made, IDS, 0, faults=silent(5)).run(METHOD.whoami).labelled) == 2
+    assert int(Clients(made, IDS, 2, faults=silent(5)).run(METHOD.whoami).labelled) == 2
 
 
 def test_a_folded_mean_keeps_no_rows() -> None:
@@ -256,7 +336,7 @@ def test_only_some() -> None:
     assert part.silent is not None
     assert part.silent.tolist() == [True, False]
     assert part.held is clients.held, "what all were sent, some of them hold"
-    assert part.run(METHOD.echo, recall=["value"]).each["value"].tolist() == [[0.0], [1.0]]
+    assert part.run(METHOD.total, recall=["value"]).each["total"].tolist() == [0.0, 1.0]
     assert part.run(METHOD.whoami).heard.tolist() == [False, True]
     assert part.ledger is clients.ledger
     assert len(clients) == 4

@@ -32,6 +32,7 @@ from latecomer.errors import (
     UnknownName,
 )
 from latecomer.lockstep import Lockstep
+from latecomer.method import asked_in
 from latecomer.nets.net import Net
 from latecomer.replies import Collector
 from latecomer.task import Batch, Home, Task
@@ -44,6 +45,7 @@ ALL = torch.arange(len(toys.TRAIN))
 class Diary(toys.Idle):
     """Shows what a home gives, and writes down that it was visited."""
 
+    @asked_in("round", "personalise")
     def draw(self, home: Home) -> Tree:
         one, several = home.batch(4), list(home.batches(3, 8))
         passes = list(home.epochs(2, 8, "another"))
@@ -55,17 +57,21 @@ class Diary(toys.Idle):
             "test": _show(home.all("test")),
         }
 
+    @asked_in("round", "personalise")
     def visit(self, home: Home, *, note: Tensor) -> Tree:
         before = home.memory
         home.memory = {"visits": before["visits"] + 1, "note": note}
         return {"visits": before["visits"], "note": before["note"]}
 
+    @asked_in("round", "personalise")
     def look(self, home: Home) -> Tree:
         return dict(home.memory)
 
+    @asked_in("round", "personalise")
     def shapes(self, home: Home, *, params: Tree) -> Tree:
         return {"product": params["w"].flatten() @ params["v"]}
 
+    @asked_in("round", "personalise")
     def quarrel(self, home: Home) -> Tree:
         raise ProtocolError("this is a sentence already")
 
@@ -77,7 +83,7 @@ def _show(batch: Batch) -> Tree:
     return {"x": batch.x, "y": batch.y, "real": batch.real}
 
 
-METHOD = Diary(task=toys.task(), clients=len(toys.TRAIN), members=toys.MEMBERS)
+METHOD = Diary(task=toys.task(), clients=len(toys.TRAIN), members=len(toys.TRAIN))  # who are asked for all
 
 
 def home(client: int, round: int | Tensor = 0, federation: Federation | None = None) -> PackedHome:  # noqa: A002
@@ -253,7 +259,7 @@ def visit(engine: Any, ids: list[int], note: float, **options: Any) -> list[floa
 
 
 def look(engine: Any, ids: list[int], **options: Any) -> list[tuple[float, float]]:
-    each = Clients(engine, torch.tensor(ids), 0, **options).run(METHOD.look).each
+    each = Clients(engine, torch.tensor(ids), options.pop("round", 0), **options).run(METHOD.look).each
     return list(zip(each["visits"].tolist(), each["note"][:, 0].tolist(), strict=True))
 
 
@@ -287,7 +293,7 @@ def test_an_evaluation_scribbles_and_forgets(engine: Any) -> None:
     assert look(engine, [1, 8]) == [(1, 0.5), (0, pytest.approx(blank(0)))], "which training does not"
     assert look(engine, [1, 8], scratch=2) == [(1, 0.5), (0, pytest.approx(blank(0)))], "nor the next evaluation"
     visit(engine, [1], 0.125, scratch=2)
-    assert look(engine, [1, 8], scratch=2) == [(2, 0.125), (0, pytest.approx(blank(0)))]
+    assert look(engine, [1, 8], scratch=2, round=1) == [(2, 0.125), (0, pytest.approx(blank(0)))]
     assert look(engine, [1, 8], run_index=1, scratch=2) == [(0, pytest.approx(blank(1)))] * 2
 
 
@@ -456,7 +462,7 @@ def test_a_client_without_validation_examples_at_the_very_end(name: str) -> None
     method = methods.get("fedavg")(
         task=Task(Net(lambda: torch.nn.Linear(4, 2)), (4,), 2), clients=2, members=2, batch=2
     )
-    clients = Clients(toys.engine(name, method, [federation]), torch.tensor([0, 1]), 0)
+    clients = Clients(toys.engine(name, method, [federation]), torch.tensor([0, 1]), -1)
     counts = clients.run(method.score, shared=method.init(torch.Generator().manual_seed(0))).each
     assert counts["val"][:, 1].tolist() == [1, 0]
     assert counts["test"][:, 1].tolist() == [1, 1]
@@ -472,9 +478,12 @@ def test_seeds_in_lockstep_may_be_at_models_of_different_sizes(engine: str) -> N
     made = toys.engine(engine, diary, toys.federations(2))
 
     def work(run: int, sizes: list[int], engine: Any) -> list[Tensor]:
-        clients = Clients(engine, torch.arange(4), 0, run_index=run)
+        rounds = [Clients(engine, torch.arange(4), number, run_index=run) for number in range(len(sizes))]
         rows = [{"w": torch.full((4, size), run + 1.0), "v": torch.ones(4, size)} for size in sizes]
-        return [clients.run(diary.shapes, each={"params": row}).each["product"] for row in rows]
+        return [
+            clients.run(diary.shapes, each={"params": row}).each["product"]
+            for clients, row in zip(rounds, rows, strict=True)
+        ]
 
     lockstep = Lockstep(made)
     first, second = lockstep([partial(work, 0, [3, 2]), partial(work, 1, [2])])

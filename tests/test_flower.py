@@ -17,10 +17,11 @@ from latecomer import methods, tree
 from latecomer.clients import Clients
 from latecomer.engines import make
 from latecomer.engines.flower import local_engine
-from latecomer.engines.flower.app import steps
 from latecomer.engines.flower.engine import Flower
 from latecomer.engines.flower.wire import Header, pack, payload, unpack
+from latecomer.method import asked_in
 from latecomer.methods.fedavg import FedAvg
+from latecomer.steps import steps
 from latecomer.task import Home
 from latecomer.tree import Tree
 
@@ -101,9 +102,15 @@ def test_telemetry_is_off() -> None:
 class Odd(FedAvg):
     """Steps that take and give what a wire might stumble over."""
 
+    @asked_in("round", "personalise")
     def mirror(self, home: Home, *, anything: Tree, row: Tree | None = None) -> Tree:
         return {"anything": anything, "row": row or {}}
 
+    @asked_in("round", "personalise")
+    def again(self, home: Home, *, anything: Tree) -> Tree:
+        return self.mirror(home, anything=anything)
+
+    @asked_in("round", "personalise")
     def shy(self, home: Home, *, count: Tensor) -> Tree:
         return {}
 
@@ -140,7 +147,7 @@ def test_steps_get_what_other_engines_give_them(name: str) -> None:
 
 
 def test_a_server_can_ask_for_steps_and_nothing_else() -> None:
-    assert steps(Odd) == ["fit", "mirror", "score", "shy"]
+    assert steps(Odd) == ["again", "fit", "mirror", "score", "shy"]
     for name in methods.names():
         assert "score" in steps(methods.get(name))
         assert not {"predict", "memory", "round", "init", "personalise", "build"} & set(steps(methods.get(name)))
@@ -221,7 +228,7 @@ def test_a_client_that_never_got_the_first_message_cannot_recall_it(caplog: pyte
     first = Clients(Flower(method, Disorderly(inner.grid, lost=(1,))), torch.tensor([0, 1]), 0)
     first.run(method.mirror, shared=value)
     second = Clients(inner, torch.tensor([0, 1]), 0, held=first.held)  # a server that has forgotten who was silent
-    assert second.run(method.mirror, recall=["anything"]).heard.tolist() == [True, False]
+    assert second.run(method.again, recall=["anything"]).heard.tolist() == [True, False]
     assert "does not hold anything" in caplog.text
 
 
@@ -234,7 +241,7 @@ def test_what_was_sent_is_held_for_a_round_and_no_longer() -> None:
     ids, value = torch.tensor([4]), {"anything": {"x": torch.ones(2)}}
     first = Clients(engine, ids, 0)
     first.run(method.mirror, shared=value)
-    first.run(method.mirror, recall=["anything"])
+    assert first.run(method.again, recall=["anything"]).heard.all()
     late = Clients(engine, ids, 1, held=first.held)
     assert not late.run(method.mirror, recall=["anything"]).heard.any()
 
@@ -246,7 +253,7 @@ def test_an_evaluation_may_have_rounds_of_its_own_and_still_recall() -> None:
     clients.run(method.mirror, shared={"anything": {"x": torch.tensor([1.0])}})
     for turn in clients.turns(3)[1:]:
         turn.run(method.mirror, shared={"anything": {"x": torch.tensor([2.0])}})
-    assert clients.run(method.mirror, recall=["anything"]).each["anything"]["x"].tolist() == [[1.0]]
+    assert clients.run(method.again, recall=["anything"]).each["anything"]["x"].tolist() == [[1.0]]
     following = Clients(engine, torch.tensor([4]), -1, scratch=4, held=clients.held)
     assert not following.run(method.mirror, recall=["anything"]).heard.any()
 

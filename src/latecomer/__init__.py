@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .engines import make as make_engine
     from .errors import LatecomerError
     from .experiment import Experiment, make_task
-    from .method import Method, made
+    from .method import Method, asked_in, made
     from .replies import Replies
     from .settings import setting
     from .task import Batch, Home, Task
@@ -36,6 +36,7 @@ _WHERE = {
     "Sending": "clients",
     "Task": "task",
     "Tree": "tree",
+    "asked_in": "method",
     "federate": "data",
     "made": "method",
     "make_engine": "engines:make",
@@ -58,6 +59,7 @@ __all__ = [
     "Task",
     "Tree",
     "__version__",
+    "asked_in",
     "federate",
     "made",
     "make_engine",

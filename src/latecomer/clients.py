@@ -1,15 +1,13 @@
 """The boundary between server and clients.
 
 A method calls `clients.run(self.step, shared=..., each=...)`; everything that crosses is an argument or the return
-value of that call. Names, faults, bytes, non-finite replies and the ledger are handled here and nowhere else.
+value of that call. Names, phases, faults, bytes, non-finite replies and the ledger are handled here and nowhere else.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,10 +16,9 @@ from torch import Tensor
 from . import tree
 from .errors import ProtocolError
 from .replies import By, Collector, Replies
+from .steps import Phase, Step, check_names, check_phase, listed, phase_of
 from .stopwatch import Stopwatch
 from .tree import Tree
-
-Step = Callable[..., Tree]
 
 
 @dataclass(frozen=True)
@@ -146,7 +143,7 @@ class Clients:
     """
 
     engine: Engine
-    listed: Tensor  # [cohort]: who takes part; where the engine has prepared them, on its device
+    who: Tensor  # [cohort]: who takes part; where the engine has prepared them, on its device
     number: int | None  # of the round, below zero for what is none of training; None: only the engine knows
     run_index: int = 0
     scratch: int | None = None
@@ -154,24 +151,30 @@ class Clients:
     ledger: list[Exchange] = field(default_factory=list)
     silent: Tensor | None = None  # silent once, silent for the rest of the round
     held: Tree = field(default_factory=dict)  # what every client was sent earlier this round
+    asked: frozenset[str] = frozenset()  # names of the steps that all of these clients were asked for this round
     cohort: Cohort | None = None  # the same clients, where the engine has prepared them
     clock: Tensor | None = None  # the number of the round, on the engine's device, where only the engine knows
     within: tuple[Clients, Tensor] | None = None  # the cohort that these are a part of, and which of it they are
 
     def __len__(self) -> int:
-        return len(self.listed)
+        return len(self.who)
 
     @property
     def ids(self) -> Tensor:
         """Who takes part, on the CPU, to decide by."""
-        if self.listed.device.type != "cpu":
+        if self.who.device.type != "cpu":
             raise Unsteady
-        return self.listed
+        return self.who
+
+    @property
+    def phase(self) -> Phase:
+        """Whether this is a round of training or personalisation."""
+        return phase_of(self.number, self.scratch)
 
     @property
     def index(self) -> Tensor:
         """The ids on the server's device, to look clients up in a table."""
-        return tree.upload(self.listed, self.engine.device) if self.cohort is None else self.cohort.ids
+        return tree.upload(self.who, self.engine.device) if self.cohort is None else self.cohort.ids
 
     @property
     def round(self) -> Tensor:
@@ -217,7 +220,7 @@ class Clients:
     def only(self, which: Tensor) -> Clients:
         """The clients of this cohort for which the mask (on the CPU) holds; they hold what all were sent."""
         silent = None if self.silent is None else self.silent[which.to(self.silent.device)]
-        return replace(self, listed=self.ids[which], silent=silent, cohort=None, within=(self, which))
+        return replace(self, who=self.ids[which], silent=silent, cohort=None, within=(self, which))
 
     def turns(self, count: int) -> list[Clients]:
         """The same cohort for `count` rounds of its own, each with batches of its own (for fitting a latecomer)."""
@@ -225,7 +228,7 @@ class Clients:
 
     def _turn(self, k: int) -> Clients:
         number, clock = (None if one is None else one - 1 - k for one in (self.number, self.clock))
-        return replace(self, number=number, clock=clock, held={}, cohort=None, within=None)  # type: ignore[arg-type]
+        return replace(self, number=number, clock=clock, held={}, asked=frozenset(), cohort=None, within=None)  # type: ignore[arg-type]
 
     def _exchange(self, step: Step, sending: Sending, fold: By | None) -> Collector:
         name = step.__name__
@@ -236,12 +239,12 @@ class Clients:
             silent = self.silent
         if self.faults is not None:
             silent = silent | tree.upload(self.faults(self.ids, self.number, name), silent.device)
-        collector = Collector(fold)
+        collector = Collector(fold, counted=self.phase == "round")
         recalled = {key: self.held[key] for key in sending.recall}
         watch = Stopwatch(self.engine.device)
         number: Any = self.clock if self.number is None else self.number
         ask = Ask(
-            self.run_index, number, self.listed, silent, shared, each, recalled, self.scratch, collector, self.cohort
+            self.run_index, number, self.who, silent, shared, each, recalled, self.scratch, collector, self.cohort
         )
         self.engine.exchange(name, [ask])
         heard = torch.cat(collector.heards)
@@ -250,6 +253,7 @@ class Clients:
         self.ledger.append(Exchange(self.number, name, *counts, down, collector.up_each, seconds=watch.stop()))
         self._fall_silent(~heard)
         self.held = self.held | shared
+        self.asked = self.asked | {name}
         return collector
 
     def _fall_silent(self, silent: Tensor) -> None:
@@ -263,37 +267,20 @@ class Clients:
 
     def _check(self, step: Step, sending: Sending) -> None:
         name, shared, each = step.__name__, sending.shared, sending.each
+        check_phase(step, self.phase)
+        if name in self.asked:
+            raise ProtocolError(f"Step {name!r} was asked for already; a client answers each step once a round.")
         if sending.to is not None and int(sending.to.sum()) != len(self):
             raise ProtocolError(f"Step {name!r} is sent to {int(sending.to.sum())} of {len(self)} clients alone.")
         if both := shared.keys() & each.keys():
-            raise ProtocolError(f"Step {name!r} is sent {_list(both)} both as shared and as each.")
+            raise ProtocolError(f"Step {name!r} is sent {listed(both)} both as shared and as each.")
         if unknown := set(sending.recall) - self.held.keys():
-            raise ProtocolError(f"Step {name!r} recalls {_list(unknown)}, but this round sent only {_list(self.held)}.")
-        given = shared.keys() | each.keys() | set(sending.recall)
-        required, allowed = wire_names(step)
-        if missing := required - given:
-            raise ProtocolError(f"Step {name!r} needs {_list(missing)}, which was not sent.")
-        if allowed is not None and (unknown := given - allowed):
-            raise ProtocolError(f"Step {name!r} is sent {_list(unknown)} but takes only {_list(allowed)}.")
+            raise ProtocolError(
+                f"Step {name!r} recalls {listed(unknown)}, but this round sent only {listed(self.held)}."
+            )
+        check_names(step, shared.keys() | each.keys() | set(sending.recall))
         for path, leaf in tree.flatten(each).items():
             if leaf.ndim == 0 or len(leaf) != len(self):
                 raise ProtocolError(
                     f"Step {name!r}: {path!r} is sent to each of {len(self)} clients but has shape {[*leaf.shape]}."
                 )
-
-
-@lru_cache(maxsize=256)
-def _signature(function: Any) -> tuple[frozenset[str], frozenset[str] | None]:
-    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.POSITIONAL_OR_KEYWORD]
-    names = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-    required = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
-    return required, None if any(p.kind is p.VAR_KEYWORD for p in parameters) else names
-
-
-def wire_names(step: Step) -> tuple[frozenset[str], frozenset[str] | None]:
-    """The names a step needs, and those it takes (None: any): its keyword parameters are the wire names."""
-    return _signature(getattr(step, "__func__", step))
-
-
-def _list(names: Any) -> str:
-    return ", ".join(repr(name) for name in sorted(names)) or "nothing"

@@ -16,6 +16,7 @@ from .nets.net import Net
 from .nets.subspace import Kind, Subspace
 from .replies import By
 from .settings import check_ranges, setting
+from .steps import asked_in as asked_in  # methods import it from here
 from .task import Batches, Home, Task
 from .tree import Tree
 
@@ -33,7 +34,7 @@ class Method(ABC):
     """One paper. Fields made by `setting(...)` are its hyperparameters; client steps are further methods of the class.
 
     In a client step, `self` is common knowledge, `home` is private, the keywords are the message and the return value
-    is the reply: `def fit(self, home, *, params): ...`
+    is the reply: `def fit(self, home, *, params): ...` An `@asked_in("round")` above says when it may be asked for.
     """
 
     task: Task
@@ -97,6 +98,7 @@ class Method(ABC):
         """On the client: what its row in clients.csv says besides its scores, one number a name."""
         return {}
 
+    @asked_in("score")
     def score(self, home: Home, **sent: Tree) -> Tree:
         """On the client: of each held-out split how many examples the personal model gets right, how many there are,
         and how many it gets right among the client's own classes. All methods know the same: the scores differ in what
@@ -180,6 +182,7 @@ class AveragesOneModel(Method):
     by: ClassVar[By] = "examples"
     """What a client counts for in the mean."""
 
+    @asked_in("round")
     @abstractmethod
     def fit(self, home: Home, *, params: Tree) -> Tree:
         """On the client: what local training adds to the common model."""
@@ -213,9 +216,11 @@ class MeetsNewcomers(Method):
     Only the client can know: its answer may have been lost after it trained. A server knows what it keeps itself.
     """
 
+    @asked_in("personalise")
     def introduce(self, home: Home) -> Tree:
         return {"met": home.memory["met"]}
 
+    @asked_in("personalise")
     @abstractmethod
     def arrive(self, home: Home, *args: Any, **state: Any) -> Tree:
         """On the client: train what is missing, keep it, and say nothing. The message is the server's state."""
@@ -242,10 +247,12 @@ class SharesBody(MeetsNewcomers, TrainsBySGD):
     by: ClassVar[By] = "examples"
     """What a client counts for in the mean."""
 
+    @asked_in("round")
     @abstractmethod
     def fit(self, home: Home, *, body: Tree) -> Tree:
         """On the client: train the head and keep it; what training adds to the body."""
 
+    @asked_in("personalise")
     @abstractmethod
     def arrive(self, home: Home, *, body: Tree) -> Tree:
         """On the client: train a first head and keep it."""

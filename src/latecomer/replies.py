@@ -22,7 +22,7 @@ class Replies:
 
     each: Tree
     heard: Tensor  # [cohort] bool: who answered
-    weight: Tensor  # [cohort]: labelled examples; zero where silent
+    weight: Tensor  # [cohort]: labelled examples in a round of training, else one; zero where silent
 
     @property
     def labelled(self) -> Tensor:
@@ -43,10 +43,13 @@ class Replies:
 
 
 class Collector:
-    """Gathers an exchange's answers part by part; with `fold` it keeps only their weighted sum."""
+    """Gathers an exchange's answers part by part; with `fold` it keeps only their weighted sum.
 
-    def __init__(self, fold: By | None) -> None:
-        self.fold = fold
+    How many labelled examples a client has is counted in training alone: elsewhere whoever answers weighs one.
+    """
+
+    def __init__(self, fold: By | None, counted: bool = True) -> None:
+        self.fold, self.counted = fold, counted
         self.parts: list[_Table] = []  # folded: one, of sums
         self.weights: list[Tensor] = []
         self.heards: list[Tensor] = []
@@ -55,7 +58,7 @@ class Collector:
     def take(self, each: Tree, weight: Tensor, heard: Tensor) -> None:
         table = _Table.of(tree.detach(each))
         heard = heard & table.finite().to(heard.device)  # nonsense is silence
-        weight = weight * heard
+        weight = weight * heard if self.counted else heard.to(weight.dtype)
         self.up_each = tree.nbytes(each) // max(len(heard), 1)
         self.heards.append(heard)
         self.weights.append(weight)

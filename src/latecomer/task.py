@@ -145,7 +145,7 @@ class Task:
         return net
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
-        return self.model(params, x)
+        return self.model(params, x, also=self.sizes.values())
 
     def loss(self, params: Tree, batch: Batch) -> Tensor:
         """Mean cross-entropy over labelled examples; padding and missing labels weigh nothing."""

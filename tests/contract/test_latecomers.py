@@ -15,7 +15,7 @@ from latecomer.errors import SettingError
 from latecomer.evaluate import evaluate
 from latecomer.experiment import Experiment
 from latecomer.lockstep import Lockstep
-from latecomer.method import Method
+from latecomer.method import Method, asked_in
 from latecomer.task import Home
 from latecomer.tree import Tree
 
@@ -25,6 +25,7 @@ LATE = torch.arange(toys.MEMBERS, len(toys.TRAIN))
 def with_probe(method: Method) -> Method:
     """The same method with one more step, which shows what a client's model says about its test examples."""
 
+    @asked_in("personalise")
     def probe(self: Method, home: Home, **sent: Tree) -> Tree:
         batch = home.all("test")
         return {"logits": self.predict(home, batch.x, **sent)}

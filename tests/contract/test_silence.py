@@ -13,9 +13,9 @@ from torch import Tensor
 import toys
 from latecomer import tree
 from latecomer.clients import Clients, Exchange
-from latecomer.engines.flower import app as client_side
 from latecomer.engines.home import CLIENT
 from latecomer.method import Method
+from latecomer.steps import steps as steps_of
 from latecomer.task import Home
 from latecomer.tree import Tree
 
@@ -159,7 +159,7 @@ def spoilt(method: Method, spoil: Callable[[Home, Tree], Tree], only: str = "") 
 
         return work
 
-    steps = [step for step in client_side.steps(kind) if step != "score" and only in ("", step)]
+    steps = [step for step in steps_of(kind) if step != "score" and only in ("", step)]
     changed = type(kind.__name__, (kind,), {step: wrap(getattr(kind, step)) for step in steps})
     copy = object.__new__(changed)
     copy.__dict__.update(method.__dict__)

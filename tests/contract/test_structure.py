@@ -13,10 +13,10 @@ from latecomer import methods
 from latecomer.clients import Clients, Exchange
 from latecomer.data import federate, load
 from latecomer.engines import make
-from latecomer.engines.flower import app as client_side
 from latecomer.experiment import make_task
 from latecomer.nets.models import MLP
 from latecomer.settings import Settings, settings_of
+from latecomer.steps import steps
 
 ROOT = Path(__file__).parents[2]
 LINE = re.compile(r"^bytes per client and round on digits with mlp: down ([\d,]+) up ([\d,]+)$", re.MULTILINE)
@@ -55,7 +55,7 @@ def test_a_method_has_a_page(name: str) -> None:
     assert text.startswith("# ")
     assert "| exchange | down | up |" in text
     assert "## Deviations" in text
-    for step in set(client_side.steps(methods.get(name))) - {"score"}:
+    for step in set(steps(methods.get(name))) - {"score"}:
         assert f"`{step}`" in text, "the page says what every step sends"
 
 

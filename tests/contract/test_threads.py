@@ -67,4 +67,6 @@ def test_an_error_on_a_thread_names_its_client() -> None:
     method = toys.method("fedavg")
     clients = Clients(Loop(method, [toys.federation()]), torch.tensor([4, 2, 3]), 17)
     with pytest.raises(StepError, match=r"^Client 4 failed in round 17 at step 'fit', sent "):
-        clients.run(method.fit, shared={"params": {"wrong": torch.ones(2)}})
+        clients.run(
+            method.fit, shared={"params": {name: leaf.long() for name, leaf in toys.start(method)["params"].items()}}
+        )

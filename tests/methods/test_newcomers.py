@@ -52,7 +52,7 @@ def test_who_has_arrived_is_not_asked_again(method: SharesBody) -> None:
     made = make("vector", method, [FEDERATION], "cpu")
     for asked in ([("introduce", 3), ("arrive", 3)], [("introduce", 3)]):
         ledger: list = []
-        method.personalise(state(), Clients(made, torch.arange(3), 0, ledger=ledger))
+        method.personalise(state(), Clients(made, torch.arange(3), -1, ledger=ledger))
         assert [(exchange.step, int(exchange.asked)) for exchange in ledger] == asked
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import learn
 from ..clients import Clients, Sending
 from ..data.federation import Federation
-from ..method import Method
+from ..method import Method, asked_in
 from ..task import Home
 from ..tree import Tree
 from .loop import Loop
@@ -34,6 +34,7 @@ class _Probe(Method):
     steps: int = STEPS
     batch: int = BATCH
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         return learn.SGD(lr=1e-3, momentum=0.9)(self.task.loss, params, home.batches(self.steps, self.batch))
 

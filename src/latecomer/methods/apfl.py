@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import learn, tree
 from ..clients import Clients, Sending
-from ..method import AveragesOneModel, MeetsNewcomers, TrainsByPasses
+from ..method import AveragesOneModel, MeetsNewcomers, TrainsByPasses, asked_in
 from ..settings import setting
 from ..task import Batch, Home
 from ..tree import Tree
@@ -29,6 +29,7 @@ class APFL(MeetsNewcomers, AveragesOneModel, TrainsByPasses):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         own = tree.where(home.memory["met"] > 0, home.memory["params"], params)
         share = home.memory["mix"]
@@ -45,6 +46,7 @@ class APFL(MeetsNewcomers, AveragesOneModel, TrainsByPasses):
         self.keep(home, {"params": personal.params, "mix": share})
         return tree.sub(common.params, params)
 
+    @asked_in("personalise")
     def arrive(self, home: Home, *, params: Tree) -> Tree:
         share = home.memory["mix"]
 

@@ -14,7 +14,7 @@ import torch
 
 from .. import learn, tree
 from ..clients import Clients, Sending
-from ..method import AveragesOneModel, KeepsOwnModel, TrainsByPasses
+from ..method import AveragesOneModel, KeepsOwnModel, TrainsByPasses, asked_in
 from ..settings import setting
 from ..task import Batch, Home
 from ..tree import Tree
@@ -38,9 +38,11 @@ class ATP(KeepsOwnModel, AveragesOneModel, TrainsByPasses):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
+    @asked_in("round")
     def refine(self, home: Home, *, params: Tree, rates: Tree) -> Tree:
         """What this client would add to the rates; nothing, if it has no labels."""
         start = rates
@@ -52,6 +54,7 @@ class ATP(KeepsOwnModel, AveragesOneModel, TrainsByPasses):
             rates = tree.add(rates, tree.scale(gain, self.rate_lr))
         return tree.sub(rates, start)
 
+    @asked_in("personalise")
     def adapt(self, home: Home, *, params: Tree, rates: Tree) -> Tree:
         passes: Iterable[Batch] = home.epochs(1, self.batch, "adapt")
         batches = passes if self.adapt_to == "online" else [home.batch(self.batch, "adapt")]

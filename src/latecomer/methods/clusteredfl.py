@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import tree
 from ..clients import Clients, Sending
-from ..method import TrainsByPasses
+from ..method import TrainsByPasses, asked_in
 from ..replies import Replies
 from ..settings import setting
 from ..task import Home, one_hot
@@ -31,12 +31,16 @@ class ClusteredFL(TrainsByPasses):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
+    @asked_in("personalise")
     def judge(self, home: Home, *, models: Tree) -> Tree:
+        """How well each model fits, and whether the client has a label to tell by."""
         batch = home.all()
-        return {"loss": torch.stack([self.task.loss(tree.row(models, k), batch) for k in range(self.clusters)])}
+        losses = [self.task.loss(tree.row(models, k), batch) for k in range(self.clusters)]
+        return {"loss": torch.stack(losses), "labelled": batch.weight.sum().clamp(max=1)}
 
     def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
         return self.task.logits(params, x)
@@ -110,7 +114,7 @@ class ClusteredFL(TrainsByPasses):
             judged = clients.only(late).run(self.judge, shared={"models": state["models"]})
             size = self.belong(state["cluster"]).sum(1)
             best = torch.where(size > 0, judged.each["loss"], torch.inf).argmin(1)
-            best = torch.where(judged.weight > 0, best, size.argmax())
+            best = torch.where(judged.each["labelled"] > 0, best, size.argmax())
             cluster = cluster.index_copy(0, tree.upload(late.nonzero()[:, 0], cluster.device), best)
         return Sending(each={"params": tree.row(state["models"], cluster)})
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .. import learn, tree
 from ..clients import Clients, Sending
-from ..method import AveragesOneModel, KeepsOwnModel, MeetsNewcomers, TrainsByPasses
+from ..method import AveragesOneModel, KeepsOwnModel, MeetsNewcomers, TrainsByPasses, asked_in
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
@@ -23,10 +23,12 @@ class Ditto(MeetsNewcomers, KeepsOwnModel, AveragesOneModel, TrainsByPasses):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         self.follow(home, params, self.personal_epochs)
         return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
+    @asked_in("personalise")
     def arrive(self, home: Home, *, params: Tree) -> Tree:
         self.follow(home, params, self.arrive_epochs)
         return {}

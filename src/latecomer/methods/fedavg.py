@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..method import AveragesOneModel, TrainsByPasses
+from ..method import AveragesOneModel, TrainsByPasses, asked_in
 from ..task import Home
 from ..tree import Tree
 
@@ -17,6 +17,7 @@ class FedAvg(AveragesOneModel, TrainsByPasses):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .. import learn
 from ..clients import Clients, Sending
-from ..method import AveragesOneModel, KeepsOwnModel, TrainsByPasses, made
+from ..method import AveragesOneModel, KeepsOwnModel, TrainsByPasses, asked_in, made
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
@@ -25,9 +25,11 @@ class FedAvgPlus(KeepsOwnModel, AveragesOneModel, TrainsByPasses):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
+    @asked_in("personalise")
     def tune(self, home: Home, *, params: Tree) -> Tree:
         tuned = self.tuning(self.task.loss, params, home.epochs(self.tune_epochs, self.batch, "tune"))
         home.memory = {"params": tuned}

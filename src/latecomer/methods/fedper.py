@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import tree
-from ..method import SharesBody, TrainsByPasses
+from ..method import SharesBody, TrainsByPasses, asked_in
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
@@ -20,12 +20,14 @@ class FedPer(SharesBody, TrainsByPasses):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, body: Tree) -> Tree:
         before = body | home.memory["head"]
         after = self.local(self.task.loss, before, home.epochs(self.epochs, self.batch))
         self.keep(home, {"head": tree.pick(after, self.task.head)})
         return tree.without(tree.sub(after, before), self.task.head)
 
+    @asked_in("personalise")
     def arrive(self, home: Home, *, body: Tree) -> Tree:
         self.fit_head(home, body, home.epochs(self.head_epochs, self.batch))
         return {}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import learn, tree
 from ..clients import Clients, Sending
-from ..method import TrainsByPasses
+from ..method import TrainsByPasses, asked_in
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
@@ -26,6 +26,7 @@ class FedProx(TrainsByPasses):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree, mu: Tensor) -> Tree:
         near = learn.proximal(self.task.loss, params, mu)
         change = self.local.change(near, params, home.epochs(self.epochs, self.batch))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..method import SharesBody
+from ..method import SharesBody, asked_in
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
@@ -22,11 +22,13 @@ class FedRep(SharesBody):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, body: Tree) -> Tree:
         head = self.fit_head(home, body, home.epochs(self.head_epochs, self.batch, "head"))
         batches = home.epochs(self.body_epochs, self.batch, "body")
         return self.local.change(lambda body, batch: self.task.loss(body | head, batch), body, batches)
 
+    @asked_in("personalise")
     def arrive(self, home: Home, *, body: Tree) -> Tree:
         self.fit_head(home, body, home.epochs(self.novel_epochs, self.batch, "head"))
         return {}

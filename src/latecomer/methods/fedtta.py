@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import learn, tree
 from ..clients import Clients, Sending
-from ..method import KeepsOwnModel, made
+from ..method import KeepsOwnModel, asked_in, made
 from ..nets.objective import LearnedLoss
 from ..settings import setting
 from ..task import Batch, Home
@@ -55,6 +55,7 @@ class FedTTA(KeepsOwnModel):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree, judge: Tree) -> Tree:
         def loss(parts: list[Tree], batch: Batch) -> Tensor:
             model, judge = parts
@@ -65,6 +66,7 @@ class FedTTA(KeepsOwnModel):
         model, judged = learn.jointly(loss, begin, home.batches(self.steps, self.batch))
         return {"params": tree.sub(model.params, params), "judge": tree.sub(judged.params, judge)}
 
+    @asked_in("personalise")
     def adapt(self, home: Home, *, params: Tree, judge: Tree) -> Tree:
         own = kept = params
         least = self.task.entropy(params, home.all())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import tree
 from ..clients import Clients, Sending
-from ..method import TrainsByPasses
+from ..method import TrainsByPasses, asked_in
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
@@ -28,9 +28,11 @@ class FedU(TrainsByPasses):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
+    @asked_in("personalise")
     def arrive(self, home: Home, *, params: Tree) -> Tree:
         return self.local.change(self.task.loss, params, home.epochs(self.novel_epochs, self.batch))
 

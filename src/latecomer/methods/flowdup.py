@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .. import learn, optim, tree
 from ..clients import Clients, Sending
-from ..method import InSubspace, made
+from ..method import InSubspace, asked_in, made
 from ..nets.net import Net
 from ..nets.subspace import Subspace
 from ..settings import setting
@@ -54,6 +54,7 @@ class FLowDUP(InSubspace):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, psi: Tree) -> Tree:
         """Algorithm 2. Unlabelled batches move psi, too: by the regulariser alone."""
         f = self.space.on(psi["h2"]["0.weight"].device)

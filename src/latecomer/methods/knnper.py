@@ -17,7 +17,7 @@ from ..clients import Engine
 from ..data.federation import Federation
 from ..data.shuffle import lot
 from ..errors import SettingError
-from ..method import AveragesOneModel, TrainsByPasses, made
+from ..method import AveragesOneModel, TrainsByPasses, asked_in, made
 from ..nets.neighbours import Datastore, Kernel, Rule, Search, check_search, held, lowered, room
 from ..nets.prototypes import ProtoNN
 from ..settings import setting
@@ -66,9 +66,11 @@ class KnnPer(AveragesOneModel, TrainsByPasses):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
+    @asked_in("round", "personalise")
     def arrive(self, home: Home, *, first: Tensor, now: Tensor) -> Tree:
         """A time step: the shares of the client's examples that its datastore began with, and that have come by now."""
         home.memory = {"first": first, "now": now}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import tree
 from ..clients import Clients, Sending
-from ..method import InSubspace
+from ..method import InSubspace, asked_in
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
@@ -29,6 +29,7 @@ class LDFedAvg(InSubspace):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, v: Tensor) -> Tree:
         f = self.space.on(v.device)
         return self.local.change(

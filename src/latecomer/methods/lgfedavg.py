@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import tree
 from ..clients import Clients, Sending
-from ..method import TrainsByPasses
+from ..method import TrainsByPasses, asked_in
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
@@ -25,15 +25,18 @@ class LGFedAvg(TrainsByPasses):
 
     # on the client
 
+    @asked_in("round")
     def warm(self, home: Home, *, params: Tree) -> Tree:
         return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         before = self.own(home, params)
         after = self.local(self.task.loss, before, home.epochs(self.epochs, self.batch))
         self.keep(home, tree.without(after, self.task.head))
         return tree.pick(tree.sub(after, before), self.task.head)
 
+    @asked_in("personalise")
     def arrive(self, home: Home, *, params: Tree) -> Tree:
         body, head = tree.without(params, self.task.head), tree.pick(params, self.task.head)
         batches = home.epochs(self.body_epochs, self.batch)

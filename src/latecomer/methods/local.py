@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..clients import Clients, Sending
-from ..method import KeepsOwnModel, TrainsBySteps
+from ..method import KeepsOwnModel, TrainsBySteps, asked_in
 from ..settings import setting
 from ..task import Batches, Home
 from ..tree import Tree
@@ -22,9 +22,11 @@ class Local(KeepsOwnModel, TrainsBySteps):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home) -> Tree:
         return self.train(home, home.batches(self.steps, self.batch))
 
+    @asked_in("personalise")
     def arrive(self, home: Home) -> Tree:
         return self.train(home, home.epochs(self.alone, self.batch))
 

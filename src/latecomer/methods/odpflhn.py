@@ -1,8 +1,7 @@
 """ODPFL-HN: an encoder describes a client by its examples without labels, a hypernetwork makes its model of that.
 
-Amosy, Eyal, Chechik, WACV 2024. The encoder travels to the client, the descriptor back, the personal model down; so a
-latecomer gets a model in one exchange, without training and without a label. Members train both networks end to end,
-or in two phases: embeddings that the encoder learns to foretell, then fine-tuning on what it foretells.
+Amosy, Eyal, Chechik, WACV 2024. The encoder travels down, the descriptor back, the model down: a latecomer needs one
+exchange and no label. Members train end to end, or in two phases: an encoder that foretells embeddings, fine-tuning.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from .. import learn, optim, privacy, tree
 from ..clients import Clients, Sending
-from ..method import TrainsByPasses, made
+from ..method import TrainsByPasses, asked_in, made
 from ..nets import sets
 from ..nets.hyper import Hypernetwork, fitted
 from ..settings import setting
@@ -69,27 +68,32 @@ class ODPFLHN(TrainsByPasses):
         self.set(describer=describer, hyper=Hypernetwork(size, self.task.model.shapes, self.hidden, self.depth))
         rates = {"hyper": self.server_lr, "encoder": self.encoder_lr, "embedding": self.embedding_lr}
         rule = (self.server_momentum, self.server_decay, self.clip)
-        self.set(optimiser=optim.parts(self.server, rates, *rule))
+        self.set(optimiser=optim.parts(self.server, rates, *rule), steady=self.training == "end-to-end")
         self.set(noise=privacy.sigma(self.epsilon, self.delta) * describer.sensitivity if self.epsilon else 0.0)
 
     # on the client
 
+    @asked_in("round")
     def describe(self, home: Home, *, encoder: Tree) -> Tree:
         return {"v": self.describer.of(home, encoder, self.describe_by)}
 
+    @asked_in("personalise")
     def request(self, home: Home, *, encoder: Tree) -> Tree:
         v = self.describe(home, encoder=encoder)["v"]
         if self.noise:  # the more examples there are, the less one of them can move the descriptor
             v = v + self.noise / home.all().real.sum().clamp(min=1) * home.noise(len(v), "request")
         return {"v": v}
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
+    @asked_in("round")
     def backprop(self, home: Home, *, encoder: Tree, dv: Tensor) -> Tree:
         _, pull = learn.pullback(lambda weights: self.describe(home, encoder=weights)["v"], encoder)
         return {"encoder": pull(dv)[0]}
 
+    @asked_in("round")
     def fit_and_imitate(self, home: Home, *, params: Tree, encoder: Tree, embedding: Tensor) -> Tree:
         steps, part = self.encoder_steps, self.describe_by
         batches = home.batches(steps, part, "imitate") if part else [home.all()] * steps
@@ -129,13 +133,10 @@ class ODPFLHN(TrainsByPasses):
     def embed(self, state: Tree, clients: Clients) -> tuple[Tree, Tree]:
         """The first of two phases: embeddings and hypernetwork as in pFedHN, and an encoder that foretells them."""
         learned, rows = state["learned"], torch.searchsorted(state["ids"], clients.index)
+        step, known = self.fit_and_imitate, tree.without(learned, ["encoder"])
+        sent = {"shared": {"encoder": learned["encoder"]}, "each": {"embedding": learned["embedding"][rows]}}
         update, pull = fitted(
-            clients,
-            self.fit_and_imitate,
-            lambda known: self.hyper.generate(known["hyper"], known["embedding"][rows]),
-            tree.without(learned, ["encoder"]),
-            shared={"encoder": learned["encoder"]},
-            each={"embedding": learned["embedding"][rows]},
+            clients, step, lambda own: self.hyper.generate(own["hyper"], own["embedding"][rows]), known, **sent
         )
         (gradient,) = pull(update.each["params"])
         encoder = tree.add(learned["encoder"], update.mean("labelled")["encoder"])

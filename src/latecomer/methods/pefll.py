@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import learn, optim, tree
 from ..clients import Clients, Sending
-from ..method import Method, made
+from ..method import Method, asked_in, made
 from ..nets.embed import ExampleAndLabel, LabelOnly
 from ..nets.hyper import Hypernetwork, fitted
 from ..replies import Replies
@@ -62,15 +62,19 @@ class PeFLL(Method):
 
     # on the client
 
+    @asked_in("round")
     def describe(self, home: Home, *, embed: Tree) -> Tree:
         return self.descriptor_of(home.batch(self.batch, "describe"), embed)
 
+    @asked_in("personalise")
     def describe_fully(self, home: Home, *, embed: Tree) -> Tree:
         return self.descriptor_of(home.all(), embed)
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         return self.local.change(self.task.loss, params, home.batches(self.steps, self.batch))
 
+    @asked_in("round")
     def backprop(self, home: Home, *, embed: Tree, dv: Tensor) -> Tree:
         _, pull = learn.pullback(lambda weights: self.describe(home, embed=weights)["v"], embed)
         (gradient,) = pull(dv)

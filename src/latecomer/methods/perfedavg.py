@@ -7,7 +7,7 @@ from typing import Literal
 
 from .. import learn, tree
 from ..clients import Clients, Sending
-from ..method import AveragesOneModel, KeepsOwnModel, made
+from ..method import AveragesOneModel, KeepsOwnModel, asked_in, made
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
@@ -33,6 +33,7 @@ class PerFedAvg(KeepsOwnModel, AveragesOneModel):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         slope = learn.slope_of(self.task.loss, params)  # zero where a batch is nothing but padding
         start = weights = tree.ravel(params)
@@ -48,6 +49,7 @@ class PerFedAvg(KeepsOwnModel, AveragesOneModel):
             weights = weights - self.outer_lr * direction
         return tree.unravel(weights - start, params)
 
+    @asked_in("personalise")
     def adapt(self, home: Home, *, params: Tree) -> Tree:
         if self.adapt_steps:
             batches = home.batches(self.adapt_steps, self.batch, "adapt")

@@ -7,6 +7,7 @@ weights, it is made of the client's labelled examples: a latecomer needs the net
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from .. import learn, tree
 from ..errors import ModelError
-from ..method import AveragesOneModel, TrainsBySteps, made
+from ..method import AveragesOneModel, TrainsBySteps, asked_in, made
 from ..nets.gp import Kernel
 from ..nets.gptree import GPTree, Labelled
 from ..nets.net import Net
@@ -50,6 +51,7 @@ class PFedGP(AveragesOneModel, TrainsBySteps):
 
     classifier: GPTree = made()
     embed: Net = made()
+    shapes: Mapping[str, torch.Size] = made()
 
     def build(self) -> None:
         super().build()
@@ -60,9 +62,12 @@ class PFedGP(AveragesOneModel, TrainsBySteps):
             raise ModelError(f"pFedGP needs a model whose last layer is linear; this one's is {type(layer).__name__}.")
         width, bias = layer.in_features, layer.bias is not None
         self.set(embed=Net(lambda: nn.Linear(width, self.embedding, bias=bias)))
+        widened = {name: self.embed.shapes[name.rpartition(".")[2]] for name in self.task.head}
+        self.set(shapes=self.task.model.shapes | widened)
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         part = learn.Part(self.local, params)
         size = min(self.batch, len(home.all().y))
@@ -80,12 +85,12 @@ class PFedGP(AveragesOneModel, TrainsBySteps):
 
     def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
         mine = self.embedded(params, home.all())
-        new = self.task.logits(params, x)
+        new = self.task.model(params, x, also=[self.shapes])
         noise = partial(_noise, home, "predict")
         return self.classifier.log_probability(mine, new, self.predict_draws, noise).to(new.dtype)
 
     def embedded(self, params: Tree, batch: Batch) -> Labelled:
-        return Labelled(self.task.logits(params, batch.x), batch.y.clamp(min=0), batch.weight > 0)
+        return Labelled(self.task.model(params, batch.x, also=[self.shapes]), batch.y.clamp(min=0), batch.weight > 0)
 
     # on the server
 

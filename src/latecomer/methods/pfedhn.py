@@ -18,7 +18,7 @@ from .. import learn, optim, tree
 from ..clients import Clients, Sending
 from ..errors import SettingError
 from ..groups import Group, by_size
-from ..method import TrainsBySteps, made
+from ..method import TrainsBySteps, asked_in, made
 from ..nets.hyper import Hypernetwork
 from ..settings import setting
 from ..task import Home
@@ -63,6 +63,7 @@ class PFedHN(TrainsBySteps):
 
     # on the client
 
+    @asked_in("round", "personalise")
     def introduce(self, home: Home) -> Tree:
         """What the server has to know of a client: its size, and the shares of its classes, as far as it matters."""
         told: Tree = {"budget": home.budget.float()} if self.task.sizes else {}
@@ -71,6 +72,7 @@ class PFedHN(TrainsBySteps):
             told["v"] = counts / counts.sum().clamp(min=1)
         return told
 
+    @asked_in("round", "personalise")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         batches = home.batches(self.steps, self.batch)
         if not self.head:
@@ -127,11 +129,9 @@ class PFedHN(TrainsBySteps):
         """Section 5.3: new embeddings are fitted over a few exchanges, while the hypernetwork stays as it is."""
         optimiser = optim.SGD(self.novel_lr, self.server_momentum)  # no clipping: latecomers must not affect each other
         novel: Tree = {"embedding": learned["embedding"].mean(0).repeat(len(group.clients), 1)}
-        memory = optimiser.init(novel)
+        hyper, memory = learned["hyper"], optimiser.init(novel)
         for turn in group.clients.turns(self.novel_rounds):
-            params, pull = learn.pullback(
-                lambda novel: self.hyper.generate(learned["hyper"], novel["embedding"], group.size), novel
-            )
+            params, pull = learn.pullback(lambda v: self.hyper.generate(hyper, v["embedding"], group.size), novel)
             update = turn.run(self.fit, each={"params": params})
             (gradient,) = pull(tree.scale(update.each, -1))
             novel, memory = optimiser.step(novel, gradient, memory)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from .. import learn, tree
 from ..clients import Clients, Sending
-from ..method import AveragesOneModel, KeepsOwnModel, MeetsNewcomers, made
+from ..method import AveragesOneModel, KeepsOwnModel, MeetsNewcomers, asked_in, made
 from ..settings import setting
 from ..task import Batches, Home
 from ..tree import Tree
@@ -39,11 +39,13 @@ class PFedMe(MeetsNewcomers, KeepsOwnModel, AveragesOneModel):
 
     # on the client
 
+    @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         copy, theta = self.drawn(params, home.batches(self.steps, self.batch))
         self.keep(home, {"params": theta})
         return tree.sub(copy, params)
 
+    @asked_in("personalise")
     def arrive(self, home: Home, *, params: Tree) -> Tree:
         passes = home.epochs(self.arrive_epochs, self.batch, "arrive")
         alone = self.arrive_around == "common"

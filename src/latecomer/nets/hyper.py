@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import tree
-from ..clients import Clients, Step
+from ..clients import Clients
 from ..learn import pullback
 from ..replies import Replies
+from ..steps import Step
 from ..tree import Tree
 from .net import Net
 
@@ -47,7 +48,9 @@ class Hypernetwork(Net):
         sizes = [shape.numel() for shape in wanted.values()]
         used = params if len(wanted) == len(self.target) else self._narrowed(params, next(iter(wanted)), sum(sizes))
         used = self._normalised(used, sizes) if self.spectral else used
-        parts = self(used, descriptors.to(used[f"{self.last}.bias"].dtype)).split(sizes, -1)
+        head = {name: torch.Size([sum(sizes), *self.shapes[name][1:]]) for name in self._head}
+        inputs = descriptors.to(used[f"{self.last}.bias"].dtype)
+        parts = self(used, inputs, also=[self.shapes | head]).split(sizes, -1)
         weights = {path: part.unflatten(-1, wanted[path]) for path, part in zip(wanted, parts, strict=True)}
         return tree.unflatten({path.removeprefix(prefix): leaf for path, leaf in weights.items()})
 
@@ -55,8 +58,11 @@ class Hypernetwork(Net):
         """Of the head only the rows that emit `count` numbers, from the tensor `first` on."""
         paths = list(self.target)
         start = sum(self.target[path].numel() for path in paths[: paths.index(first)])
-        head = (f"{self.last}.weight", f"{self.last}.bias")
-        return params | {name: params[name][start : start + count] for name in head}
+        return params | {name: params[name][start : start + count] for name in self._head}
+
+    @property
+    def _head(self) -> tuple[str, str]:
+        return f"{self.last}.weight", f"{self.last}.bias"
 
     def _normalised(self, params: Tree, sizes: Sequence[int]) -> Tree:
         """Every layer's matrix divided by its spectral norm; the head is one layer a tensor."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -38,7 +38,10 @@ class Net:
         self._own = threading.local()
         self._own.frame = _Frame(self.skeleton)
 
-    def __call__(self, params: Tree, *inputs: Tensor) -> Tensor:
+    def __call__(self, params: Tree, *inputs: Tensor, also: Iterable[Mapping[str, torch.Size]] = ()) -> Tensor:
+        """The network with these weights, which must be all of its own and no others, in its own shapes or `also`."""
+        if not _fit(params, self.shapes) and not any(_fit(params, shapes) for shapes in also):
+            raise ModelError(_misfit(params, self.shapes))
         return self.frame(params, self.constants(inputs[0].device), inputs)
 
     @property
@@ -118,13 +121,35 @@ def _drawing(seed: int) -> Iterator[None]:
         yield
 
 
+def _fit(params: Tree, shapes: Mapping[str, torch.Size]) -> bool:
+    """Whether weights have these names and shapes."""
+    return params.keys() == shapes.keys() and all(
+        getattr(params[name], "shape", None) == shape for name, shape in shapes.items()
+    )
+
+
+def _misfit(params: Tree, shapes: Mapping[str, torch.Size]) -> str:
+    """The first weight that does not fit, in a sentence."""
+    for name, shape in shapes.items():
+        if name not in params:
+            return f"A network was given no weight {name!r}; it needs {', '.join(shapes)}."
+        found = getattr(params[name], "shape", None)
+        if found != shape:
+            return f"A network was given a weight {name!r} of shape {_tuple(found)}; it must be {_tuple(shape)}."
+    unknown = sorted(params.keys() - shapes.keys())
+    return f"A network was given a weight {unknown[0]!r}, which it does not have; it has {', '.join(shapes)}."
+
+
+def _tuple(shape: torch.Size | None) -> str:
+    return "none" if shape is None else str(tuple(shape))
+
+
 class _Frame:
     """A skeleton and the places in it where weights go: `functional_call` finds them anew in every call."""
 
     def __init__(self, skeleton: nn.Module) -> None:
         self.skeleton = skeleton
         paths = {id(weight): path for path, weight in skeleton.named_parameters()}  # a shared weight has one path
-        self.paths = set(paths.values())
         self.places = [
             (layer._parameters, name, paths[id(weight)], weight)
             for layer in skeleton.modules()
@@ -133,7 +158,7 @@ class _Frame:
         ]
 
     def __call__(self, params: Tree, constants: dict[str, Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
-        if constants or params.keys() != self.paths:
+        if constants:
             output: Tensor = functional_call(self.skeleton, (params, constants), inputs)
             return output
         for layer, name, path, _ in self.places:

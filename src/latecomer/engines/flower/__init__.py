@@ -1,8 +1,10 @@
 """Exchanges as Flower messages: the same method files, on clients that could be anywhere (extra 'flower').
 
 engine.py   on the server: an exchange becomes one message a client, replies are matched and counted
+reply.py    on the server: whether a reply is what its step must answer; what is not, is silence
 grid.py     between them: a grid inside this process, which delivers real messages to a real ClientApp
-app.py      on the client: does the step that a message names, and keeps what is its own in `context.state`
+app.py      on the client: does the step that a message names, if this client's role answers it
+notes.py    on the client: what it keeps in `context.state`
 wire.py     trees as records, and back
 """
 
@@ -12,7 +14,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...data.federation import Federation
+from ...data.federation import SPLITS, Federation
 from ...errors import need
 from ...method import Method
 
@@ -36,4 +38,5 @@ def local_engine(method: Method, federations: Sequence[Federation]) -> Flower:
     from .engine import Flower
     from .grid import LocalGrid
 
-    return Flower(method, LocalGrid(client_app(method, federations, simulated=True)))
+    largest = {split: max(federation.largest(split) for federation in federations) for split in SPLITS}
+    return Flower(method, LocalGrid(client_app(method, federations, simulated=True)), largest=largest)

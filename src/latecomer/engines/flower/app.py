@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
@@ -16,27 +14,26 @@ from ... import tree
 from ...data.federation import Federation
 from ...errors import ProtocolError
 from ...method import Method
+from ...steps import check_names, phase_of, phases_of, steps
 from ...tree import Tree
 from ..home import WEIGHT, Homes, PackedHome, entropy
+from .notes import Notes
 from .wire import Header, pack, unpack
 
-MEMORY, SCRATCH, NUMBER, OCCASION, HELD = "memory", "scratch", "scratch-number", "occasion", "held"
 
-
-def client_app(method: Method, federations: Sequence[Federation], *, simulated: bool = False) -> ClientApp:
+def client_app(
+    method: Method, federations: Sequence[Federation], *, simulated: bool = False, reports_scores: bool = False
+) -> ClientApp:
     """One action a client step, so that a server can ask for these and for nothing else.
 
-    A client's noise is secret. Only clients that are `simulated` draw it from the public seed, so that a run repeats.
+    A member answers the steps of rounds and of personalisation, any other client those of personalisation alone, and
+    `score` is answered by clients that agreed to report scores. A client's noise is secret. Only clients that are
+    `simulated` draw it from the public seed, so that a run repeats, and report scores in any case.
     """
-    app, side = ClientApp(), Side(method, federations, None if simulated else entropy)
+    app, side = ClientApp(), Side(method, federations, None if simulated else entropy, reports_scores or simulated)
     for step in steps(type(method)):
         app.query(step)(partial(side.do, step))
     return app
-
-
-def steps(kind: type[Method]) -> list[str]:
-    """The names of a method's client steps: they take `home`, and all else by keyword."""
-    return [name for name, function in inspect.getmembers(kind, inspect.isfunction) if _is_step(function)]
 
 
 def blank_memory(method: Method, federation: Federation) -> Tree:
@@ -51,73 +48,58 @@ class Side:
     """What clients know before the first message: the method, and where their own examples are."""
 
     def __init__(
-        self, method: Method, federations: Sequence[Federation], entropy: Callable[[int], Tensor] | None
+        self,
+        method: Method,
+        federations: Sequence[Federation],
+        entropy: Callable[[int], Tensor] | None,
+        reports_scores: bool,
     ) -> None:
-        self.method, self.entropy = method, entropy
+        self.method, self.entropy, self.reports_scores = method, entropy, reports_scores
         self.homes = Homes(federations, torch.device("cpu"), method.task.dtype)
         self.blanks = [blank_memory(method, federation) for federation in federations]
 
     def do(self, step: str, message: Message, context: Context) -> Message:
-        """One step of the client that the context belongs to."""
-        header = Header.unpack(message.content.config_records["header"])
-        arrays = message.content.array_records
+        """One step of the client that the context belongs to, if it agrees to it."""
+        client = int(context.node_config["partition-id"])
+        header, shared, each = self.opened(message.content, step)
+        self.agree(step, header, client)
         notes = Notes(context.state, header)
-        card = self.homes.cards(header.run, torch.tensor([int(context.node_config["partition-id"])]))[0]
-        memory = notes.memory(self.blanks[header.run])
-        home = PackedHome(self.homes, card, torch.tensor(header.round), memory, self.entropy)
-        reply = getattr(self.method, step)(home, **notes.receive(arrays["shared"]), **unpack(arrays["each"]))
-        if bool(tree.finite(reply | {"kept": home.memory})):  # nonsense is silence, and the silent keep what they had
+        sent = shared | notes.recall() | each
+        work = getattr(self.method, step)
+        check_names(work, sent)
+        notes.answer(step, shared)
+        card = self.homes.cards(header.run, torch.tensor([client]))[0]
+        home = PackedHome(
+            self.homes, card, torch.tensor(header.round), notes.memory(self.blanks[header.run]), self.entropy
+        )
+        reply = work(home, **sent)
+        # what must happen to a reply before it leaves its client happens here
+        if not bool(tree.finite(reply)):
+            raise ProtocolError("This client's answer was not finite.")  # and the silent keep what they had
+        if bool(tree.finite(home.memory)):
             notes.remember(home.memory)
-        weight = MetricRecord({"weight": int(card[WEIGHT])})
-        return Message(RecordDict({"reply": pack(reply), "metrics": weight}), reply_to=message)
+        content = RecordDict({"reply": pack(reply)})
+        if phase_of(header.round, header.scratch) == "round":
+            content["metrics"] = MetricRecord({"weight": int(card[WEIGHT])})
+        return Message(content, reply_to=message)
 
+    def opened(self, content: RecordDict, step: str) -> tuple[Header, Tree, Tree]:
+        """What a message says about itself, what all clients are sent, and what this one is."""
+        arrays = content.array_records
+        if "header" not in content.config_records or not {"shared", "each"} <= arrays.keys():
+            raise ProtocolError("A message must have a header, what all clients are sent, and what this one is.")
+        header = Header.unpack(content.config_records["header"])
+        if header.step != step or not 0 <= header.run < len(self.blanks):
+            raise ProtocolError(f"A message about {header.step!r} in run {header.run} cannot ask for {step!r} here.")
+        return header, unpack(arrays["shared"]), unpack(arrays["each"])
 
-class Notes:
-    """A client's own records in its `context.state`: memory, an evaluation's scribbles, and what this round sent."""
-
-    def __init__(self, state: RecordDict, header: Header) -> None:
-        self.state, self.header = state, header
-
-    def memory(self, blank: Tree) -> Tree:
-        """The memory; in an evaluation that has scribbled over it, those scribbles."""
-        number, scratch = self.state.config_records.get(NUMBER), self.header.scratch
-        here = SCRATCH if scratch is not None and number is not None and number["scratch"] == scratch else MEMORY
-        return unpack(self.state.array_records[here]) if here in self.state else blank
-
-    def remember(self, memory: Tree) -> None:
-        if not memory:
-            return
-        if self.header.scratch is None:
-            self.state[MEMORY] = pack(memory)
-        else:
-            self.state[SCRATCH], self.state[NUMBER] = pack(memory), ConfigRecord({"scratch": self.header.scratch})
-
-    def receive(self, shared: ArrayRecord) -> Tree:
-        """What all clients are sent now, and what the server need not send again."""
-        held, sent = self._held(), unpack(shared)
-        if missing := set(self.header.recall) - held.keys():
-            raise ProtocolError(f"This client does not hold {', '.join(sorted(missing))} in round {self.header.round}.")
-        if sent:
-            self.state[self._drawer] = pack(held | sent) if held else shared
-        return sent | {name: held[name] for name in self.header.recall}
-
-    def _held(self) -> Tree:
-        """What arrived in this round. An evaluation may have rounds of its own, which all end with it."""
-        header = self.header
-        occasion = f"round {header.round}" if header.scratch is None else f"evaluation {header.scratch}"
-        before = self.state.config_records.get(OCCASION)
-        if before is None or before["name"] != occasion:
-            for name in [name for name in self.state if name.startswith(HELD)]:
-                del self.state[name]
-            self.state[OCCASION] = ConfigRecord({"name": occasion})
-        return unpack(self.state.array_records.get(self._drawer, ArrayRecord()))
-
-    @property
-    def _drawer(self) -> str:
-        return f"{HELD} {self.header.round}"
-
-
-def _is_step(function: Any) -> bool:
-    parameters = list(inspect.signature(function).parameters.values())[1:]
-    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    return positional == ["home"] and not function.__name__.startswith("_")
+    def agree(self, step: str, header: Header, client: int) -> None:
+        """Refuse what the method does not let a client in this role be asked for."""
+        phase, declared = phase_of(header.round, header.scratch), phases_of(type(self.method), step)
+        if phase == "round" and client >= self.method.members:
+            raise ProtocolError(f"This client is not a member, so no round of training can ask it for {step!r}.")
+        if phase == "personalise" and "score" in declared:
+            if not self.reports_scores:
+                raise ProtocolError(f"This client does not report scores, so nobody can ask it for {step!r}.")
+        elif phase not in declared:
+            raise ProtocolError(f"This client does not answer {step!r} in {phase!r}, only in {' and '.join(declared)}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,11 +12,14 @@ from flwr.app import Message, RecordDict
 from ... import tree
 from ...clients import Ask
 from ...data.federation import Examples, Federation, Rows
+from ...errors import ProtocolError
 from ...method import Method
+from ...steps import phase_of
 from ...tree import Tree
 from ..home import Homes, PackedHome
 from .app import blank_memory
-from .wire import Header, pack, payload, unpack
+from .reply import Layout, layout, read, size
+from .wire import Header, pack, payload, unflattened
 
 LOG = logging.getLogger(__name__)
 
@@ -34,12 +37,19 @@ class Grid(Protocol):
 
 
 class Flower:
-    """An engine whose clients are reached by messages alone. A reply that does not come in time is silence."""
+    """An engine whose clients are reached by messages alone.
 
-    def __init__(self, method: Method, grid: Grid, *, timeout: float = 600.0) -> None:
-        self.method, self.grid, self.timeout = method, grid, timeout
+    A reply that does not come in time, or is not what the step must answer, is silence. `largest` is how many examples
+    of each split the homes of the clients have room for, where it is known: some steps answer one row an example.
+    """
+
+    def __init__(
+        self, method: Method, grid: Grid, *, timeout: float = 600.0, largest: Mapping[str, int] | None = None
+    ) -> None:
+        self.method, self.grid, self.timeout, self.largest = method, grid, timeout, largest
         self.device = torch.device("cpu")
         self.carried = {"down": 0, "up": 0}  # bytes of the arrays that were really in messages
+        self.layouts: dict[Any, Layout] = {}
 
     def memories(self, run: int) -> Tree:
         return self.grid.memories(run)
@@ -51,10 +61,11 @@ class Flower:
         return None
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
+        layouts = [self._layout(step, ask) for ask in asks]
         messages = [self._messages(step, ask) for ask in asks]
         replies = self._converse([message for part in messages for message in part.values()])
-        for ask, part in zip(asks, messages, strict=True):
-            self._answer(step, ask, {k: replies.get(message.metadata.message_id) for k, message in part.items()})
+        for ask, part, wanted in zip(asks, messages, layouts, strict=True):
+            self._answer(step, ask, part, replies, wanted)
 
     def _messages(self, step: str, ask: Ask) -> dict[int, Message]:
         """A message for every row of the cohort that is not silent already."""
@@ -70,36 +81,60 @@ class Flower:
             if not ask.silent[k]
         }
 
-    def _converse(self, messages: list[Message]) -> dict[str, RecordDict]:
+    def _converse(self, messages: list[Message]) -> dict[str, Message]:
         """Send and wait. What came back, by the message it replies to: an error may come from another node."""
         self.carried["down"] += sum(payload(message.content) for message in messages)
-        replies = {}
+        replies: dict[str, Message] = {}
         for reply in self.grid.send_and_receive(messages, timeout=self.timeout) if messages else ():
-            if reply.has_error():
-                LOG.warning("A client failed at %s: %s", reply.metadata.message_type, reply.error.reason)
-                continue
-            self.carried["up"] += payload(reply.content)
-            replies[reply.metadata.reply_to_message_id] = reply.content
+            replies.setdefault(reply.metadata.reply_to_message_id, reply)
         return replies
 
-    def _answer(self, step: str, ask: Ask, contents: dict[int, RecordDict | None]) -> None:
+    def _answer(
+        self, step: str, ask: Ask, messages: dict[int, Message], replies: dict[str, Message], wanted: Layout
+    ) -> None:
         """Hand over row by row, so that a mean is folded and never stacked."""
-        heard = {k: content for k, content in contents.items() if content is not None}
-        rows = {k: unpack(content.array_records["reply"]) for k, content in heard.items()}
-        blank = tree.map(torch.zeros_like, next(iter(rows.values())) if rows else self._made_up(step, ask))
-        for k in range(len(ask.ids)):
-            weight: Any = heard[k].metric_records["metrics"]["weight"] if k in heard else 0
-            answer = tree.map(lambda leaf: leaf[None], rows.get(k, blank))
-            ask.take(slice(k, k + 1), answer, torch.tensor([float(weight)]), torch.tensor([k in heard]))
+        blank = unflattened(
+            {path: torch.zeros(shape, dtype=getattr(torch, kind)) for path, (kind, shape) in wanted.items()}
+        )
+        for k, client in enumerate(ask.ids.tolist()):
+            values, weight, heard = blank, 0.0, False
+            reply = replies.get(messages[k].metadata.message_id) if k in messages else None
+            if reply is not None:
+                try:
+                    values, weight = self._read(reply, messages[k], ask, wanted)
+                    heard = True
+                except ProtocolError as error:
+                    LOG.warning("Client %d counts as silent at %r in round %d: %s", client, step, ask.round, error)
+            answer = tree.map(lambda leaf: leaf[None], values)
+            ask.take(slice(k, k + 1), answer, torch.tensor([weight]), torch.tensor([heard]))
 
-    def _made_up(self, step: str, ask: Ask) -> Tree:
-        """A reply of the right shape where nobody answered: by a client that does not exist, with one blank example."""
+    def _read(self, reply: Message, message: Message, ask: Ask, wanted: Layout) -> tuple[Tree, float]:
+        if reply.has_error():
+            raise ProtocolError(f"It failed: {reply.error.reason}")
+        if reply.metadata.src_node_id != message.metadata.dst_node_id:
+            raise ProtocolError(f"Node {reply.metadata.src_node_id} answered in its place.")
+        values, weight = read(reply.content, wanted, phase_of(int(ask.round), ask.scratch) == "round")
+        self.carried["up"] += size(wanted)
+        return values, weight
+
+    def _layout(self, step: str, ask: Ask) -> Layout:
+        """What a reply must look like; found out once for every step and shape of message."""
+        sent = ask.shared | ask.recalled | tree.row(ask.each, 0)
+        key = step, tuple((path, leaf.dtype, leaf.shape) for path, leaf in tree.flatten(sent).items())
+        if key not in self.layouts:
+            self.layouts[key] = layout(self._made_up(step, sent))
+        return self.layouts[key]
+
+    def _made_up(self, step: str, sent: Tree) -> Tree:
+        """A reply of the right shape: by a client that does not exist, with one blank example."""
         task, rows = self.method.task, Rows.of([[0]])
         examples = Examples(task.blank(1), torch.zeros(1, dtype=torch.long), task.classes)
         labelled, unturned, budget = torch.ones(1, dtype=torch.bool), torch.zeros(1).short(), torch.zeros(1).char()
         nobody = Federation(examples, rows, rows, rows, 1, labelled, unturned, budget)
         homes = Homes([nobody], self.device, task.dtype)
+        homes.largest |= self.largest or {}
         card = homes.cards(0, torch.tensor([0]))[0]
         home = PackedHome(homes, card, torch.tensor(0), blank_memory(self.method, nobody))
-        reply: Tree = getattr(self.method, step)(home, **ask.shared, **ask.recalled, **tree.row(ask.each, 0))
+        with torch.no_grad():
+            reply: Tree = getattr(self.method, step)(home, **sent)
         return reply

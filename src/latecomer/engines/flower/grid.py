@@ -12,7 +12,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from ... import tree
 from ...tree import Tree
-from .app import MEMORY
+from .notes import MEMORY
 from .wire import pack, unpack
 
 RAISED = 2  # Flower's code for a ClientApp that raised

@@ -1,21 +1,32 @@
-"""What travels: trees as Flower records and back, exactly (dtypes, shapes, scalars, empty tensors, empty branches)."""
+"""What travels: trees as Flower records and back, exactly (dtypes, shapes, scalars, empty tensors, empty branches).
+
+Whoever unpacks trusts nobody: an array is read only if its bytes are those of the kind and shape that it tells.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.lib.format import read_array_header_1_0, read_magic
 from torch import Tensor
 
 from ... import tree
+from ...errors import ProtocolError
 from ...tree import Tree
 
 EMPTY = "/"  # how the path of an empty branch ends; no leaf's path does
+HEADER = 1024  # more bytes than the numbers themselves an array cannot have
+KINDS = {  # of numbers that travel; by NumPy's names, which are PyTorch's
+    *("bool", "uint8", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+}
 
 
 @dataclass(frozen=True)
@@ -36,16 +47,27 @@ class Header:
 
     @staticmethod
     def unpack(record: ConfigRecord) -> Header:
-        values: dict[str, Any] = dict(record)
-        return Header(**values | {"recall": tuple(values["recall"]), "scratch": values.get("scratch")})
+        values: dict[str, Any] = {"scratch": None, **record}
+        kinds = {"step": str, "round": int, "run": int, "recall": list, "scratch": int | None}
+        if values.keys() != kinds.keys() or not all(isinstance(values[name], kind) for name, kind in kinds.items()):
+            raise ProtocolError(f"A message's header must tell {', '.join(kinds)} and nothing else.")
+        return Header(**values | {"recall": tuple(values["recall"])})
 
 
 def pack(values: Tree) -> ArrayRecord:
-    return ArrayRecord({path: Array(leaf.detach().cpu().contiguous().numpy()) for path, leaf in _paths(values)})
+    return ArrayRecord({path: Array(leaf.detach().cpu().contiguous().numpy()) for path, leaf in paths(values)})
 
 
 def unpack(record: ArrayRecord) -> Tree:
-    leaves = {path: torch.from_numpy(array.numpy()) for path, array in record.items()}
+    leaves = {path: numbers(path, array) for path, array in record.items()}
+    parents = {path.removesuffix(EMPTY)[:end] for path in leaves for end in _slashes(path.removesuffix(EMPTY))}
+    if both := sorted(parents & leaves.keys()):
+        raise ProtocolError(f"A message has {both[0]!r} both as a branch and as a leaf.")
+    return unflattened(leaves)
+
+
+def unflattened(leaves: dict[str, Tensor]) -> Tree:
+    """The tree of these leaves, in which some stand for empty branches."""
     values = tree.unflatten({path: leaf for path, leaf in leaves.items() if not path.endswith(EMPTY)})
     for path in (path for path in leaves if path.endswith(EMPTY)):
         node = values
@@ -54,18 +76,38 @@ def unpack(record: ArrayRecord) -> Tree:
     return values
 
 
+def numbers(path: str, array: Array) -> Tensor:
+    """An array's numbers. NumPy's own reader would believe what the bytes say about their kind and their number."""
+    if array.stype != "numpy.ndarray" or array.dtype not in KINDS:
+        raise ProtocolError(f"{path!r} is of kind {array.dtype!r} by {array.stype!r}, which does not travel.")
+    kind, count = np.dtype(array.dtype), prod(array.shape)
+    start = BytesIO(array.data[:HEADER])
+    try:
+        told = read_array_header_1_0(start) if read_magic(start) == (1, 0) else None
+    except ValueError as error:
+        raise ProtocolError(f"The bytes of {path!r} are not an array's.") from error
+    if told != (array.shape, False, kind) or len(array.data) != start.tell() + count * kind.itemsize:
+        raise ProtocolError(f"The bytes of {path!r} are not {array.dtype} of shape {tuple(array.shape)}.")
+    flat = np.frombuffer(array.data, kind, count, start.tell()) if count else np.empty(0, kind)
+    return torch.from_numpy(flat.reshape(array.shape).copy())  # a copy: steps may write to it
+
+
 def payload(content: RecordDict) -> int:
     """Bytes of the numbers in all arrays of a message: what the ledger counts."""
     arrays = (array for record in content.array_records.values() for array in record.values())
     return sum(prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays)
 
 
-def _paths(values: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+def paths(values: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Every leaf with its path; an empty branch, which `tree.flatten` would drop, as a tensor of no size."""
     for key, value in values.items():
         if not isinstance(value, dict):
             yield f"{prefix}{key}", value
         elif value:
-            yield from _paths(value, f"{prefix}{key}/")
+            yield from paths(value, f"{prefix}{key}/")
         else:
             yield f"{prefix}{key}{EMPTY}", torch.empty(0, dtype=torch.uint8)
+
+
+def _slashes(path: str) -> list[int]:
+    return [place for place, letter in enumerate(path) if letter == "/"]

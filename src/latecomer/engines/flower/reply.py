@@ -1,0 +1,62 @@
+"""On the server: whether a reply is one. Whatever is not raises a sentence, before any of it is used."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from flwr.app import RecordDict
+
+from ... import tree
+from ...errors import ProtocolError
+from ...steps import listed
+from ...tree import Tree
+from .wire import HEADER, numbers, paths, unflattened
+
+MOST_EXAMPLES = 10**7  # that a client may say it has labelled; whoever claims more counts nothing
+
+Layout = dict[str, tuple[str, tuple[int, ...]]]
+"""Kind and shape of every leaf of a reply, by its path."""
+
+
+def layout(reply: Tree) -> Layout:
+    return {path: (str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape)) for path, leaf in paths(reply)}
+
+
+def size(wanted: Layout) -> int:
+    """Bytes of the numbers in a reply."""
+    return sum(math.prod(shape) * np.dtype(kind).itemsize for kind, shape in wanted.values())
+
+
+def read(content: RecordDict, wanted: Layout, counted: bool) -> tuple[Tree, float]:
+    """The reply and its weight: the number of labelled examples where they are `counted`, else one.
+
+    Leaves go by name and come out in the order of the layout. No array is unpacked that has more bytes than it should.
+    """
+    records = {"reply", "metrics"} if counted else {"reply"}
+    if set(content) != records or "reply" not in content.array_records:
+        raise ProtocolError(f"It consists of {listed(set(content))} and should of {listed(records)}.")
+    found = content.array_records["reply"]
+    if found.keys() != wanted.keys():
+        strange = sorted(found.keys() ^ wanted.keys())[0]
+        raise ProtocolError(f"It {'lacks' if strange in wanted else 'has an unknown'} {strange!r}.")
+    for path, (kind, shape) in wanted.items():
+        array = found[path]
+        if (array.dtype, tuple(array.shape)) != (kind, shape):
+            raise ProtocolError(f"{path!r} is {array.dtype} of shape {tuple(array.shape)} and not {kind} of {shape}.")
+        if len(array.data) > math.prod(shape) * np.dtype(kind).itemsize + HEADER:
+            raise ProtocolError(f"{path!r} has {len(array.data)} bytes, more than {kind} of shape {shape} can have.")
+    values = unflattened({path: numbers(path, found[path]) for path in wanted})
+    if not bool(tree.finite(values)):
+        raise ProtocolError("It is not finite.")
+    return values, _weight(content) if counted else 1.0
+
+
+def _weight(content: RecordDict) -> float:
+    metrics = dict(content.metric_records.get("metrics", {}))
+    weight = metrics.get("weight")
+    if metrics.keys() != {"weight"} or isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise ProtocolError("Its metrics are not one number, the weight.")
+    if not 0 <= weight <= MOST_EXAMPLES:  # NaN is neither
+        raise ProtocolError(f"Its weight is {weight} and must be from 0 to {MOST_EXAMPLES}.")
+    return float(weight)

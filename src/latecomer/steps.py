@@ -1,0 +1,88 @@
+"""What a client step says about itself: when a server may ask for it, and the names of its message."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from functools import lru_cache
+from typing import Any, Literal, TypeVar
+
+from .errors import ProtocolError
+from .tree import Tree
+
+Step = Callable[..., Tree]
+Phase = Literal["round", "personalise", "score"]
+F = TypeVar("F", bound=Callable[..., Any])
+
+MARK = "_asked_in"  # on a step's function: its phases
+
+
+def asked_in(*phases: Phase) -> Callable[[F], F]:
+    """Declare a client step: it may be asked for in a round of training, in personalisation, or in both.
+
+    Members answer both, validators and latecomers answer `personalise` alone. A method without this is no step: no
+    server can ask for it. A step that overrides another one need not repeat it.
+    """
+
+    def declare(step: F) -> F:
+        vars(step)[MARK] = phases
+        return step
+
+    return declare
+
+
+def phases_of(kind: type, name: str) -> tuple[Phase, ...]:
+    """When a class lets a step be asked for: the declaration that is nearest in its line; none: it is no step."""
+    found = (getattr(vars(base).get(name), MARK, None) for base in kind.__mro__)
+    declared: tuple[Phase, ...] = next((phases for phases in found if phases is not None), ())
+    return declared
+
+
+def steps(kind: type) -> list[str]:
+    """The names of a method's client steps."""
+    return [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if phases_of(kind, name)]
+
+
+def phase_of(number: int | None, scratch: int | None) -> Phase:
+    """What clients are asked for: rounds of training count from zero, or the engine counts them (None)."""
+    return "round" if scratch is None and (number is None or number >= 0) else "personalise"
+
+
+def check_phase(step: Step, phase: Phase) -> None:
+    """Refuse what a step was not declared for. Scores are asked for after personalisation."""
+    name = step.__name__
+    owner = getattr(step, "__self__", None)
+    declared = getattr(step, MARK, ()) if owner is None else phases_of(type(owner), name)
+    if not declared:
+        raise ProtocolError(
+            f"Step {name!r} does not say when it may be asked for; "
+            "put @asked_in('round'), @asked_in('personalise') or both in one above it."
+        )
+    if phase not in declared and not (phase == "personalise" and "score" in declared):
+        raise ProtocolError(f"Step {name!r} is declared for {listed(declared)} and cannot be asked for in {phase!r}.")
+
+
+def check_names(step: Step, given: Collection[str]) -> None:
+    """Refuse a message that lacks what a step needs, or has what it does not take."""
+    required, allowed = wire_names(step)
+    if missing := required - set(given):
+        raise ProtocolError(f"Step {step.__name__!r} needs {listed(missing)}, which was not sent.")
+    if allowed is not None and (unknown := set(given) - allowed):
+        raise ProtocolError(f"Step {step.__name__!r} is sent {listed(unknown)} but takes only {listed(allowed)}.")
+
+
+def wire_names(step: Step) -> tuple[frozenset[str], frozenset[str] | None]:
+    """The names a step needs, and those it takes (None: any): its keyword parameters are the wire names."""
+    return _signature(getattr(step, "__func__", step))
+
+
+@lru_cache(maxsize=256)
+def _signature(function: Any) -> tuple[frozenset[str], frozenset[str] | None]:
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.POSITIONAL_OR_KEYWORD]
+    names = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+    required = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
+    return required, None if any(p.kind is p.VAR_KEYWORD for p in parameters) else names
+
+
+def listed(names: Collection[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(names)) or "nothing"
