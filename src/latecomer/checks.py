@@ -13,11 +13,15 @@ from .method import Method
 from .tree import Tree
 
 
-def check(method: Method, federations: Sequence[Federation], cohort: int) -> None:
+def check(method: Method, federations: Sequence[Federation], cohort: int, rounds: int) -> None:
     """Refuse to begin where nothing can be learned, or where no latecomer could get a model."""
     smallest = min(federation.members for federation in federations)
     if cohort > smallest:
         raise SettingError(f"--cohort must be at most the number of training clients, {smallest}; got {cohort}.")
+    if method.lr_schedule != "constant" and method.rounds != rounds:
+        raise SettingError(
+            f"{type(method).__name__} was made with a schedule for {method.rounds} rounds; these are {rounds}."
+        )
     for federation in federations:
         members, late = federation.weight[: federation.members], federation.weight[federation.members :]
         if not members.any():

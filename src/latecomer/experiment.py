@@ -127,7 +127,8 @@ class Experiment:
             raise SettingError(
                 "The seeds leave different numbers of training clients; use fewer --clients or --seeds 1."
             )
-        return kind(task=task, clients=len(first), members=members, **self.own)
+        rounds = self.settings.rounds or 0
+        return kind(task=task, clients=len(first), members=members, rounds=rounds, **self.own)
 
 
 def make_task(federation: Federation, model: Builder, budgets: Sequence[str] = ()) -> Task:

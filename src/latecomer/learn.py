@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from . import blocks, tree
+from .schedule import CONSTANT, Schedule
 from .task import Batch, Batches
 from .tree import Tree
 
@@ -41,6 +42,11 @@ class SGD:
     momentum: float | Tensor = 0.0
     weight_decay: float | Tensor = 0.0
     clip: float | Tensor = 0.0  # largest norm of a gradient; 0: no limit
+    schedule: Schedule = CONSTANT
+
+    def at(self, round: Tensor) -> SGD:  # noqa: A002
+        """With the learning rate of a round."""
+        return self if self.schedule == CONSTANT else replace(self, lr=self.lr * self.schedule.factor(round))
 
     def __call__(self, loss: Loss, params: Tree, batches: Batches, moves: Rule = labelled) -> Tree:
         """The weights after one step a batch."""

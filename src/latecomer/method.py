@@ -12,9 +12,11 @@ from torch import Tensor
 
 from . import learn, tree
 from .clients import Clients, Engine, Sending
+from .errors import SettingError
 from .nets.net import Net
 from .nets.subspace import Kind, Subspace
 from .replies import By
+from .schedule import Course, Schedule
 from .settings import check_ranges, setting
 from .steps import asked_in as asked_in  # methods import it from here
 from .task import Batches, Home, Task
@@ -40,6 +42,13 @@ class Method(ABC):
     task: Task
     clients: int  # all clients there will ever be, latecomers included
     members: int  # those that train; their ids are 0 .. members-1
+    rounds: int = 0  # of training, where a schedule has to know
+
+    lr_schedule: Course = setting(
+        "constant",
+        "learning rates of training over the rounds: as they are, divided by ten after half and again after three "
+        "quarters of them, or along a cosine to zero",
+    )
 
     paper: ClassVar[Mapping[str, Any]] = {}
     """The run settings its paper uses, where they differ from latecomer's own defaults."""
@@ -58,6 +67,13 @@ class Method(ABC):
     def set(self, **parts: Any) -> None:
         for name, part in parts.items():
             object.__setattr__(self, name, part)  # the one place where a frozen method is still being made
+
+    @property
+    def schedule(self) -> Schedule:
+        """For the optimisers of training, on clients and on the server."""
+        if self.lr_schedule != "constant" and not self.rounds:
+            raise SettingError(f"A {self.lr_schedule} schedule has to know the rounds of training: give rounds=.")
+        return Schedule(self.lr_schedule, self.rounds)
 
     def settle(self, device: torch.device) -> None:
         """Have what networks need besides their weights, on a device and in this thread, before a step needs it."""
@@ -133,7 +149,7 @@ class TrainsBySGD(Method):
     local: learn.SGD = made()
 
     def build(self) -> None:
-        self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip))
+        self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip, self.schedule))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +275,9 @@ class SharesBody(MeetsNewcomers, TrainsBySGD):
 
     def fit_head(self, home: Home, body: Tree, batches: Batches) -> Tree:
         """On the client: train the head while the body stays as it is, and keep it."""
-        head = self.local(lambda head, batch: self.task.loss(body | head, batch), home.memory["head"], batches)
+        head = self.local.at(home.round)(
+            lambda head, batch: self.task.loss(body | head, batch), home.memory["head"], batches
+        )
         self.keep(home, {"head": head})
         return head
 

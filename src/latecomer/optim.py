@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -13,6 +13,7 @@ from torch.optim.sgd import sgd
 
 from . import tree
 from .blocks import clip_factor, kernels_for, mapped, shortened
+from .schedule import CONSTANT, Schedule
 from .tree import Tree
 
 SMALL = 2**15  # numbers of a leaf that is updated together with its neighbours, on a CPU
@@ -22,10 +23,15 @@ SMALL = 2**15  # numbers of a leaf that is updated together with its neighbours,
 class SGD:
     """torch's SGD with momentum; `weight_decay` is added to the gradient after clipping."""
 
-    lr: float
+    lr: float | Tensor
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float = 0.0
+    schedule: Schedule = CONSTANT
+
+    def at(self, round: Tensor) -> SGD:  # noqa: A002
+        """With the learning rate of a round."""
+        return self if self.schedule == CONSTANT else replace(self, lr=self.lr * self.schedule.factor(round))
 
     def init(self, params: Tree) -> Tree:
         return {"velocity": torch.zeros_like(tree.ravel(params))} if self.momentum else {}
@@ -52,7 +58,7 @@ class SGD:
             _slopes(gradient, params, blocks, self.clip),
             [*_parts(after["velocity"], params, blocks)] if self.momentum else [None] * len(parts),
             fused=True,
-            lr=self.lr,
+            lr=self.lr,  # type: ignore[arg-type]  # a tensor will do
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             dampening=0.0,
@@ -66,10 +72,15 @@ class SGD:
 class Adam:
     """Adam (Kingma and Ba, 2015)."""
 
-    lr: float
+    lr: float | Tensor
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     clip: float = 0.0
+    schedule: Schedule = CONSTANT
+
+    def at(self, round: Tensor) -> Adam:  # noqa: A002
+        """With the learning rate of a round."""
+        return self if self.schedule == CONSTANT else replace(self, lr=self.lr * self.schedule.factor(round))
 
     def init(self, params: Tree) -> Tree:
         zeros = torch.zeros_like(tree.ravel(params))
@@ -138,6 +149,10 @@ class Parts:
 
     rules: Mapping[str, SGD | Adam]
 
+    def at(self, round: Tensor) -> Parts:  # noqa: A002
+        """With the learning rates of a round."""
+        return Parts({name: rule.at(round) for name, rule in self.rules.items()})
+
     def init(self, params: Tree) -> Tree:
         return {name: self.rules[name].init({name: part}) for name, part in params.items()}
 
@@ -149,10 +164,12 @@ class Parts:
         return params, state
 
 
-def parts(kind: str, rates: Mapping[str, float], momentum: float, weight_decay: float, clip: float) -> Parts:
+def parts(
+    kind: str, rates: Mapping[str, float], momentum: float, weight_decay: float, clip: float, schedule: Schedule
+) -> Parts:
     """One kind of optimiser (adam, which has neither momentum nor decay of these, or sgd) at a rate for each branch."""
-    adam = {name: Adam(rate, clip=clip) for name, rate in rates.items()}
-    sgd = {name: SGD(rate, momentum, weight_decay, clip) for name, rate in rates.items()}
+    adam = {name: Adam(rate, clip=clip, schedule=schedule) for name, rate in rates.items()}
+    sgd = {name: SGD(rate, momentum, weight_decay, clip, schedule) for name, rate in rates.items()}
     return Parts(adam if kind == "adam" else sgd)
 
 

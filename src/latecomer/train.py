@@ -61,7 +61,7 @@ class Training:
         self.methods = [method] * len(federations) if isinstance(method, Method) else list(method)
         self.federations, self.engine, self.plan = federations, engine, plan
         for one, own in self._by_method():
-            check(one, own, plan.cohort)
+            check(one, own, plan.cohort, plan.rounds)
         self.cohort = Cohorts(federations, plan.cohort, plan.cohort_labelled)
         self.lockstep = Lockstep(engine)
         self.whole = not plan.silence  # whether an engine may replay whole rounds: who falls silent, the host decides

@@ -34,14 +34,15 @@ class APFL(MeetsNewcomers, AveragesOneModel, TrainsByPasses):
         own = tree.where(home.memory["met"] > 0, home.memory["params"], params)
         share = home.memory["mix"]
         if self.adaptive:
-            share = self.better_share(own, params, share, home.batch(self.batch, "mix"))
+            share = self.better_share(own, params, share, home.batch(self.batch, "mix"), self.local.at(home.round).lr)
 
         def loss(parts: list[Tree], batch: Batch) -> Tensor:
             common, own = parts
             fixed = tree.detach(common)  # the mixture trains the personal weights only
             return self.task.loss(common, batch) + self.task.loss(mixture(own, fixed, share), batch)
 
-        begin = [learn.Part(self.local, params), learn.Part(self.local, own)]
+        local = self.local.at(home.round)
+        begin = [learn.Part(local, params), learn.Part(local, own)]
         common, personal = learn.jointly(loss, begin, home.epochs(self.epochs, self.batch))
         self.keep(home, {"params": personal.params, "mix": share})
         return tree.sub(common.params, params)
@@ -53,18 +54,18 @@ class APFL(MeetsNewcomers, AveragesOneModel, TrainsByPasses):
         def loss(own: Tree, batch: Batch) -> Tensor:
             return self.task.loss(mixture(own, params, share), batch)
 
-        own = self.local(loss, params, home.epochs(self.arrive_epochs, self.batch, "arrive"))
+        own = self.local.at(home.round)(loss, params, home.epochs(self.arrive_epochs, self.batch, "arrive"))
         self.keep(home, {"params": own, "mix": share})
         return {}
 
     def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
         return self.task.logits(mixture(home.memory["params"], params, home.memory["mix"]), x)
 
-    def better_share(self, own: Tree, params: Tree, share: Tensor, batch: Batch) -> Tensor:
+    def better_share(self, own: Tree, params: Tree, share: Tensor, batch: Batch, lr: float | Tensor) -> Tensor:
         """A gradient step of the share, which stays between 0 and 1."""
         _, back = learn.pullback(lambda share: self.task.loss(mixture(own, params, share), batch), share)
         (slope,) = back(torch.ones_like(share))
-        better: Tensor = (share - self.lr * slope).clamp(0, 1)
+        better: Tensor = (share - lr * slope).clamp(0, 1)
         return better
 
     def memory(self, generator: torch.Generator) -> Tree:

@@ -40,7 +40,7 @@ class ATP(KeepsOwnModel, AveragesOneModel, TrainsByPasses):
 
     @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
-        return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
+        return self.local.at(home.round).change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
     @asked_in("round")
     def refine(self, home: Home, *, params: Tree, rates: Tree) -> Tree:
@@ -51,7 +51,7 @@ class ATP(KeepsOwnModel, AveragesOneModel, TrainsByPasses):
             direction = learn.gradient(self.task.entropy, params, batch)  # always from the common model
             slope = learn.gradient(self.task.loss, moved(params, rates, direction), batch)
             gain = tree.map(lambda g, h: (g * h).sum() / g.numel() ** 0.5, slope, direction)  # -d loss / d rate, scaled
-            rates = tree.add(rates, tree.scale(gain, self.rate_lr))
+            rates = tree.add(rates, tree.scale(gain, self.rate_lr * self.schedule.factor(home.round)))
         return tree.sub(rates, start)
 
     @asked_in("personalise")

@@ -26,7 +26,7 @@ class Ditto(MeetsNewcomers, KeepsOwnModel, AveragesOneModel, TrainsByPasses):
     @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         self.follow(home, params, self.personal_epochs)
-        return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
+        return self.local.at(home.round).change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
     @asked_in("personalise")
     def arrive(self, home: Home, *, params: Tree) -> Tree:
@@ -37,7 +37,7 @@ class Ditto(MeetsNewcomers, KeepsOwnModel, AveragesOneModel, TrainsByPasses):
         """Train the personal model, which begins as the common one, with its pull to the common one as it is now."""
         start = tree.where(home.memory["met"] > 0, home.memory["params"], params)
         near = learn.proximal(self.task.loss, params, self.lambda_prox)
-        self.keep(home, {"params": self.local(near, start, home.epochs(passes, self.batch, "personal"))})
+        self.keep(home, {"params": self.local.at(home.round)(near, start, home.epochs(passes, self.batch, "personal"))})
 
     # on the server
 

@@ -19,7 +19,7 @@ class FedAvg(AveragesOneModel, TrainsByPasses):
 
     @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
-        return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
+        return self.local.at(home.round).change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
     def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
         return self.task.logits(params, x)

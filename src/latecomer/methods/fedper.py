@@ -23,7 +23,7 @@ class FedPer(SharesBody, TrainsByPasses):
     @asked_in("round")
     def fit(self, home: Home, *, body: Tree) -> Tree:
         before = body | home.memory["head"]
-        after = self.local(self.task.loss, before, home.epochs(self.epochs, self.batch))
+        after = self.local.at(home.round)(self.task.loss, before, home.epochs(self.epochs, self.batch))
         self.keep(home, {"head": tree.pick(after, self.task.head)})
         return tree.without(tree.sub(after, before), self.task.head)
 

@@ -29,7 +29,7 @@ class FedProx(TrainsByPasses):
     @asked_in("round")
     def fit(self, home: Home, *, params: Tree, mu: Tensor) -> Tree:
         near = learn.proximal(self.task.loss, params, mu)
-        change = self.local.change(near, params, home.epochs(self.epochs, self.batch))
+        change = self.local.at(home.round).change(near, params, home.epochs(self.epochs, self.batch))
         return {"change": change, "loss": self.task.loss(params, home.all())}
 
     def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]

@@ -26,7 +26,7 @@ class FedRep(SharesBody):
     def fit(self, home: Home, *, body: Tree) -> Tree:
         head = self.fit_head(home, body, home.epochs(self.head_epochs, self.batch, "head"))
         batches = home.epochs(self.body_epochs, self.batch, "body")
-        return self.local.change(lambda body, batch: self.task.loss(body | head, batch), body, batches)
+        return self.local.at(home.round).change(lambda body, batch: self.task.loss(body | head, batch), body, batches)
 
     @asked_in("personalise")
     def arrive(self, home: Home, *, body: Tree) -> Tree:

@@ -49,8 +49,8 @@ class FedTTA(KeepsOwnModel):
 
     def build(self) -> None:
         self.set(judge=LearnedLoss(self.task.classes, self.width, self.depth))
-        self.set(outer=learn.SGD(self.lr, 0.0, self.weight_decay, self.clip))
-        self.set(judges=learn.SGD(self.judge_lr, self.momentum, self.weight_decay, self.clip))
+        self.set(outer=learn.SGD(self.lr, 0.0, self.weight_decay, self.clip, self.schedule))
+        self.set(judges=learn.SGD(self.judge_lr, self.momentum, self.weight_decay, self.clip, self.schedule))
         self.set(inner=learn.SGD(self.inner_lr, 0.0, self.weight_decay, self.clip))
 
     # on the client
@@ -62,7 +62,8 @@ class FedTTA(KeepsOwnModel):
             total = self.task.loss(self.stepped(model, judge, batch), batch)  # through the steps, to both networks
             return total + self.proxy * self.gap(params, model, batch) if self.proxy else total
 
-        begin = [learn.Part(self.outer, params), learn.Part(self.judges, judge)]
+        outer, judges = (rule.at(home.round) for rule in (self.outer, self.judges))
+        begin = [learn.Part(outer, params), learn.Part(judges, judge)]
         model, judged = learn.jointly(loss, begin, home.batches(self.steps, self.batch))
         return {"params": tree.sub(model.params, params), "judge": tree.sub(judged.params, judge)}
 

@@ -30,11 +30,11 @@ class FedU(TrainsByPasses):
 
     @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
-        return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
+        return self.local.at(home.round).change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
     @asked_in("personalise")
     def arrive(self, home: Home, *, params: Tree) -> Tree:
-        return self.local.change(self.task.loss, params, home.epochs(self.novel_epochs, self.batch))
+        return self.local.at(home.round).change(self.task.loss, params, home.epochs(self.novel_epochs, self.batch))
 
     def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
         return self.task.logits(params, x)
@@ -57,16 +57,17 @@ class FedU(TrainsByPasses):
         before = tree.row(state["models"], ids)
         update = clients.run(self.fit, each={"params": before})
         edges = self.similarity(ids) * update.heard * update.heard[:, None]  # among those that answered
-        after = self.draw_together(tree.add(before, update.each), edges)
+        rate = self.mu * self.lr * self.schedule.factor(clients.round)
+        after = self.draw_together(tree.add(before, update.each), edges, rate)
         return {
             "models": tree.map(lambda table, rows: table.index_copy(0, ids, rows), state["models"], after),
             "met": met.index_copy(0, ids, met[ids] | update.heard),
         }
 
-    def draw_together(self, models: Tree, edges: Tensor) -> Tree:
+    def draw_together(self, models: Tree, edges: Tensor, most: float | Tensor) -> Tree:
         """w_k - mu eta sum_l a_kl (w_k - w_l); never further than to the mean of the neighbours."""
         degree = edges.sum(1)
-        rate = (1 / degree.clamp(min=1e-12)).clamp(max=self.mu * self.lr)
+        rate = (1 / degree.clamp(min=1e-12)).clamp(max=most)
         laplacian = degree.diag() - edges
         return tree.map(lambda w: w - torch.tensordot((rate[:, None] * laplacian).to(w.dtype), w, dims=1), models)
 

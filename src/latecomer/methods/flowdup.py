@@ -49,8 +49,9 @@ class FLowDUP(InSubspace):
         layers = ((self.embedding, self.hidden), (self.hidden, self.space.size))
         h2 = Net(lambda: nn.Sequential(nn.Linear(*layers[0]), nn.ReLU(), nn.Linear(*layers[1])))
         self.set(h1=self.task.widened(self.embedding), h2=h2)
-        adam = optim.Adam(self.server_lr, (0.9, self.server_beta))
-        self.set(optimiser=adam if self.server == "adam" else optim.SGD(self.server_lr))
+        adam = optim.Adam(self.server_lr, (0.9, self.server_beta), schedule=self.schedule)
+        sgd = optim.SGD(self.server_lr, schedule=self.schedule)
+        self.set(optimiser=adam if self.server == "adam" else sgd)
 
     # on the client
 
@@ -59,7 +60,9 @@ class FLowDUP(InSubspace):
         """Algorithm 2. Unlabelled batches move psi, too: by the regulariser alone."""
         f = self.space.on(psi["h2"]["0.weight"].device)
         batches = home.epochs(self.epochs, self.batch)  # lines 3 to 5
-        return self.local.change(lambda psi, batch: self.objective(f, psi, batch), psi, batches, learn.inhabited)
+        return self.local.at(home.round).change(
+            lambda psi, batch: self.objective(f, psi, batch), psi, batches, learn.inhabited
+        )
 
     def objective(self, f: Subspace, psi: Tree, batch: Batch) -> Tensor:
         generating, scored = batch.halves()  # lines 6 and 7
@@ -90,7 +93,7 @@ class FLowDUP(InSubspace):
         """Algorithm 1, lines 5 to 11; the cohort's share of labelled clients, alpha, is a setting of the run."""
         psi = state["psi"]
         change = clients.mean(self.fit, shared={"psi": psi})
-        psi, optimiser = self.optimiser.step(psi, tree.scale(change, -1), state["optimiser"])
+        psi, optimiser = self.optimiser.at(clients.round).step(psi, tree.scale(change, -1), state["optimiser"])
         return {"psi": psi, "optimiser": optimiser}
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:

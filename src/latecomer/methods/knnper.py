@@ -68,7 +68,7 @@ class KnnPer(AveragesOneModel, TrainsByPasses):
 
     @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
-        return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
+        return self.local.at(home.round).change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
     @asked_in("round", "personalise")
     def arrive(self, home: Home, *, first: Tensor, now: Tensor) -> Tree:

@@ -32,7 +32,7 @@ class LDFedAvg(InSubspace):
     @asked_in("round")
     def fit(self, home: Home, *, v: Tensor) -> Tree:
         f = self.space.on(v.device)
-        return self.local.change(
+        return self.local.at(home.round).change(
             lambda at, batch: self.task.loss(f(at["v"]), batch), {"v": v}, home.epochs(self.epochs, self.batch)
         )
 

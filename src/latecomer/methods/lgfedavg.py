@@ -27,12 +27,12 @@ class LGFedAvg(TrainsByPasses):
 
     @asked_in("round")
     def warm(self, home: Home, *, params: Tree) -> Tree:
-        return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
+        return self.local.at(home.round).change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
     @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         before = self.own(home, params)
-        after = self.local(self.task.loss, before, home.epochs(self.epochs, self.batch))
+        after = self.local.at(home.round)(self.task.loss, before, home.epochs(self.epochs, self.batch))
         self.keep(home, tree.without(after, self.task.head))
         return tree.pick(tree.sub(after, before), self.task.head)
 
@@ -40,7 +40,9 @@ class LGFedAvg(TrainsByPasses):
     def arrive(self, home: Home, *, params: Tree) -> Tree:
         body, head = tree.without(params, self.task.head), tree.pick(params, self.task.head)
         batches = home.epochs(self.body_epochs, self.batch)
-        self.keep(home, self.local(lambda body, batch: self.task.loss(body | head, batch), body, batches))
+        self.keep(
+            home, self.local.at(home.round)(lambda body, batch: self.task.loss(body | head, batch), body, batches)
+        )
         return {}
 
     def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]

@@ -31,7 +31,7 @@ class Local(KeepsOwnModel, TrainsBySteps):
         return self.train(home, home.epochs(self.alone, self.batch))
 
     def train(self, home: Home, batches: Batches) -> Tree:
-        params = self.local(self.task.loss, home.memory["params"], batches)
+        params = self.local.at(home.round)(self.task.loss, home.memory["params"], batches)
         home.memory = {"params": params}
         return {}
 

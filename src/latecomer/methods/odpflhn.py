@@ -67,7 +67,7 @@ class ODPFLHN(TrainsByPasses):
         describer = sets.SetEncoder(phi, psi, self.pool, self.bound, self.lipschitz)
         self.set(describer=describer, hyper=Hypernetwork(size, self.task.model.shapes, self.hidden, self.depth))
         rates = {"hyper": self.server_lr, "encoder": self.encoder_lr, "embedding": self.embedding_lr}
-        rule = (self.server_momentum, self.server_decay, self.clip)
+        rule = (self.server_momentum, self.server_decay, self.clip, self.schedule)
         self.set(optimiser=optim.parts(self.server, rates, *rule), steady=self.training == "end-to-end")
         self.set(noise=privacy.sigma(self.epsilon, self.delta) * describer.sensitivity if self.epsilon else 0.0)
 
@@ -86,7 +86,7 @@ class ODPFLHN(TrainsByPasses):
 
     @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
-        return self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
+        return self.local.at(home.round).change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
     @asked_in("round")
     def backprop(self, home: Home, *, encoder: Tree, dv: Tensor) -> Tree:
@@ -97,8 +97,12 @@ class ODPFLHN(TrainsByPasses):
     def fit_and_imitate(self, home: Home, *, params: Tree, encoder: Tree, embedding: Tensor) -> Tree:
         steps, part = self.encoder_steps, self.describe_by
         batches = home.batches(steps, part, "imitate") if part else [home.all()] * steps
-        change = learn.SGD(self.imitate_lr, clip=self.clip).change(
-            lambda weights, batch: (self.describer(weights, batch) - embedding).square().sum(), encoder, batches
+        change = (
+            learn.SGD(self.imitate_lr, clip=self.clip, schedule=self.schedule)
+            .at(home.round)
+            .change(
+                lambda weights, batch: (self.describer(weights, batch) - embedding).square().sum(), encoder, batches
+            )
         )
         return {"params": self.fit(home, params=params), "encoder": change}
 
@@ -116,7 +120,7 @@ class ODPFLHN(TrainsByPasses):
     def round(self, state: Tree, clients: Clients) -> Tree:
         first = self.training == "two-phases" and clients.round < self.first_phase
         learned, gradient = (self.embed if first else self.learn)(state, clients)
-        learned, optimiser = self.optimiser.step(learned, gradient, state["optimiser"])
+        learned, optimiser = self.optimiser.at(clients.round).step(learned, gradient, state["optimiser"])
         return state | {"learned": learned, "optimiser": optimiser}
 
     def learn(self, state: Tree, clients: Clients) -> tuple[Tree, Tree]:

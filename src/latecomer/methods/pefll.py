@@ -57,8 +57,8 @@ class PeFLL(Method):
         describer = ExampleAndLabel(shape, classes, size) if self.embed == "example" else LabelOnly(classes, size)
         self.set(describer=describer, hyper=Hypernetwork(size, self.task.model.shapes, self.hidden, self.depth))
         decay = 2 * self.lambda_theta  # the gradient of lambda_theta * |theta|^2 is weight decay
-        self.set(local=learn.SGD(self.lr, self.momentum, decay, self.clip))
-        self.set(optimiser=optim.Adam(self.server_lr, clip=self.clip))
+        self.set(local=learn.SGD(self.lr, self.momentum, decay, self.clip, self.schedule))
+        self.set(optimiser=optim.Adam(self.server_lr, clip=self.clip, schedule=self.schedule))
 
     # on the client
 
@@ -72,7 +72,7 @@ class PeFLL(Method):
 
     @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
-        return self.local.change(self.task.loss, params, home.batches(self.steps, self.batch))
+        return self.local.at(home.round).change(self.task.loss, params, home.batches(self.steps, self.batch))
 
     @asked_in("round")
     def backprop(self, home: Home, *, embed: Tree, dv: Tensor) -> Tree:
@@ -104,7 +104,9 @@ class PeFLL(Method):
         dh, dv = pull(tree.scale(update.each, 1 / heard))  # 12; divided here, where it is small, for dh is a sum
         de = clients.mean(self.backprop, each={"dv": dv * heard}, recall=["embed"])  # 13 to 15
         gradient, shrink = self.regularised(state["learned"], de | {"hyper": dh})
-        learned, optimiser = self.optimiser.step(state["learned"], gradient, state["optimiser"], shrink)  # 17 and 18
+        learned, optimiser = self.optimiser.at(clients.round).step(
+            state["learned"], gradient, state["optimiser"], shrink
+        )  # 17 and 18
         return {"learned": learned, "optimiser": optimiser, "standard": standard}
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:

@@ -37,6 +37,7 @@ class PerFedAvg(KeepsOwnModel, AveragesOneModel):
     def fit(self, home: Home, *, params: Tree) -> Tree:
         slope = learn.slope_of(self.task.loss, params)  # zero where a batch is nothing but padding
         start = weights = tree.ravel(params)
+        rate = self.outer_lr * self.schedule.factor(home.round)
         purposes = ("inner", "outer", "curvature")  # independent batches: the paper's D, D' and D''
         drawn = [home.epochs(self.epochs, self.batch, purpose) for purpose in purposes]
         for inner, outer, curvature in zip(*drawn, strict=True):
@@ -46,7 +47,7 @@ class PerFedAvg(KeepsOwnModel, AveragesOneModel):
                 step = self.delta * direction
                 bend = (slope(weights + step, curvature) - slope(weights - step, curvature)) / (2 * self.delta)
                 direction = direction - self.inner_lr * bend
-            weights = weights - self.outer_lr * direction
+            weights = weights - rate * direction
         return tree.unravel(weights - start, params)
 
     @asked_in("personalise")

@@ -69,7 +69,7 @@ class PFedGP(AveragesOneModel, TrainsBySteps):
 
     @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
-        part = learn.Part(self.local, params)
+        part = learn.Part(self.local.at(home.round), params)
         size = min(self.batch, len(home.all().y))
         for step in range(self.steps):
             loss = partial(self.loss, home, step)

@@ -57,8 +57,10 @@ class PFedHN(TrainsBySteps):
             raise SettingError(f"--embedding is {self.task.classes} with class shares, one a class; leave it out.")
         width = self.task.classes if fixed else self.embedding or 1 + self.clients // 4
         hyper = Hypernetwork(width, self.task.target(without=head), self.hidden, self.depth, self.spectral)
-        own = learn.SGD(self.lr, self.momentum, self.weight_decay)  # the personal layer is not clipped
-        optimiser = optim.SGD(self.server_lr, self.server_momentum, self.server_decay, self.clip)
+        own = learn.SGD(
+            self.lr, self.momentum, self.weight_decay, schedule=self.schedule
+        )  # the personal layer is not clipped
+        optimiser = optim.SGD(self.server_lr, self.server_momentum, self.server_decay, self.clip, self.schedule)
         self.set(fixed=fixed, head=head, hyper=hyper, own=own, optimiser=optimiser)
 
     # on the client
@@ -76,9 +78,9 @@ class PFedHN(TrainsBySteps):
     def fit(self, home: Home, *, params: Tree) -> Tree:
         batches = home.batches(self.steps, self.batch)
         if not self.head:
-            return self.local.change(self.task.loss, params, batches)
-        mine = learn.Part(self.own, home.memory["head"], home.memory["velocity"])
-        parts = [learn.Part(self.local, params), mine]
+            return self.local.at(home.round).change(self.task.loss, params, batches)
+        mine = learn.Part(self.own.at(home.round), home.memory["head"], home.memory["velocity"])
+        parts = [learn.Part(self.local.at(home.round), params), mine]
         body, mine = learn.jointly(lambda both, batch: self.task.loss(both[0] | both[1], batch), parts, batches)
         home.memory = {"head": mine.params, "velocity": mine.velocity}
         return tree.sub(body.params, params)
@@ -106,7 +108,7 @@ class PFedHN(TrainsBySteps):
         updates = {group.size: group.clients.run(self.fit, each={"params": params[group.size]}) for group in groups}
         heard = torch.stack([update.heard.sum() for update in updates.values()]).sum().clamp(min=1)
         (gradient,) = pull({size: tree.scale(update.each, -1 / heard) for size, update in updates.items()})
-        learned, optimiser = self.optimiser.step(state["learned"], gradient, state["optimiser"])
+        learned, optimiser = self.optimiser.at(clients.round).step(state["learned"], gradient, state["optimiser"])
         return {"ids": state["ids"], "learned": learned, "optimiser": optimiser}
 
     def models(self, learned: Tree, ids: Tensor, groups: list[Group]) -> Tree:

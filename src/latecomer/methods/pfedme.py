@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import Tensor
+
 from .. import learn, tree
 from ..clients import Clients, Sending
 from ..method import AveragesOneModel, KeepsOwnModel, MeetsNewcomers, asked_in, made
@@ -41,7 +43,8 @@ class PFedMe(MeetsNewcomers, KeepsOwnModel, AveragesOneModel):
 
     @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
-        copy, theta = self.drawn(params, home.batches(self.steps, self.batch))
+        rate = self.lr * self.schedule.factor(home.round)
+        copy, theta = self.drawn(params, home.batches(self.steps, self.batch), rate)
         self.keep(home, {"params": theta})
         return tree.sub(copy, params)
 
@@ -49,16 +52,16 @@ class PFedMe(MeetsNewcomers, KeepsOwnModel, AveragesOneModel):
     def arrive(self, home: Home, *, params: Tree) -> Tree:
         passes = home.epochs(self.arrive_epochs, self.batch, "arrive")
         alone = self.arrive_around == "common"
-        theta = self.inner(self.near(params), params, passes) if alone else self.drawn(params, passes)[1]
+        theta = self.inner(self.near(params), params, passes) if alone else self.drawn(params, passes, self.lr)[1]
         self.keep(home, {"params": theta})
         return {}
 
-    def drawn(self, params: Tree, batches: Batches) -> tuple[Tree, Tree]:
+    def drawn(self, params: Tree, batches: Batches, rate: float | Tensor) -> tuple[Tree, Tree]:
         """A copy of the common model, drawn along by the personal models theta of its batches, and the last theta."""
         copy = theta = params
         for batch in batches:
             theta = self.inner(self.near(copy), theta, [batch] * self.inner_steps)
-            after = tree.map(lambda w, t: w - self.lr * self.lambda_prox * (w - t), copy, theta)
+            after = tree.map(lambda w, t: w - rate * self.lambda_prox * (w - t), copy, theta)
             copy = tree.where(batch.weight.any(), after, copy)  # without labels there is no theta to go to
         return copy, theta
 
