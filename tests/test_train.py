@@ -184,6 +184,35 @@ def test_clients_are_asked_by_the_round_that_draws_them() -> None:
     assert toys.same(state, going.states[0])
 
 
+# what is said before it begins
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "settings", "what"),
+    [
+        ("lgfedavg", "warmup", {}, "plain FedAvg"),
+        ("atp", "warmup", {}, "plain FedAvg"),
+        ("odpflhn", "first_phase", {"training": "two-phases"}, "of the first phase, so nothing is fine-tuned"),
+    ],
+)
+def test_a_run_that_ends_before_its_method_begins_says_so(
+    name: str, first: str, settings: dict[str, Any], what: str
+) -> None:
+    method, federation = toys.method(name, **settings, **{first: 4}), toys.federation()
+    engine = make("loop", method, [federation], "cpu")
+    (note,) = Training(method, [federation], engine, Plan(rounds=4)).notes
+    assert note == (
+        f"All 4 rounds of {type(method).__name__} are {what}; lower --{first.replace('_', '-')}, which is 4, "
+        "or raise --rounds."
+    )
+    assert Training(method, [federation], engine, Plan(rounds=5)).notes == []
+    assert Training(method, [federation], engine, Plan(rounds=0)).notes == [], "a trained model is only scored"
+
+
+def test_end_to_end_there_is_no_first_phase() -> None:
+    assert toys.method("odpflhn", first_phase=400).review([], None, rounds=4) == []  # type: ignore[arg-type]
+
+
 # what is refused
 
 LATE = len(toys.TRAIN) - toys.MEMBERS

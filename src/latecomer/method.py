@@ -15,7 +15,7 @@ from .clients import Clients, Engine, Sending
 from .nets.net import Net
 from .nets.subspace import Kind, Subspace
 from .replies import By
-from .settings import check_ranges, setting
+from .settings import check_ranges, flag, setting
 from .task import Batches, Home, Task
 from .tree import Tree
 
@@ -46,6 +46,8 @@ class Method(ABC):
     """Whether a latecomer needs labelled examples to get a model."""
     serves_sizes: ClassVar[bool] = False
     """Whether clients can have models of different sizes, each as its budget allows."""
+    opening: ClassVar[Mapping[str, str]] = {}
+    """A setting that counts the rounds before the method proper begins, and what a training is that ends in them."""
 
     steady: ClassVar[bool] = False
     """Whether `round` does the same every round and decides nothing on the host, so that it can be replayed."""
@@ -92,9 +94,14 @@ class Method(ABC):
         """What the result says about privacy; nothing where the method gives no guarantee."""
         return {}
 
-    def review(self, federations: Sequence[Federation], engine: Engine) -> list[str]:
-        """Before training: what a user should know about this method on these data; raises where it cannot work."""
-        return []
+    def review(self, federations: Sequence[Federation], engine: Engine, rounds: int = 0) -> list[str]:
+        """Before training: what a user should know about so many rounds on these data; raises where it cannot work."""
+        return [
+            f"All {rounds} rounds of {type(self).__name__} are {what}; "
+            f"lower {flag(name)}, which is {first}, or raise --rounds."
+            for name, what in self.opening.items()
+            if 0 < rounds <= (first := getattr(self, name))
+        ]
 
     def score(self, home: Home, **sent: Tree) -> Tree:
         """On the client: how many examples of each held-out split the personal model gets right."""

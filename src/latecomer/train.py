@@ -76,7 +76,7 @@ class Training:
             for one, federation in zip(self.methods, federations, strict=True)
         ]
         notes = [note for federation in federations for note in federation.notes]
-        notes += [note for one, own in self._by_method() for note in one.review(own, engine)]
+        notes += [note for one, own in self._by_method() for note in one.review(own, engine, plan.rounds)]
         self.notes = list(dict.fromkeys(notes))  # what a user should know
 
     def _by_method(self) -> list[tuple[Method, list[Federation]]]:

@@ -69,8 +69,8 @@ class ODPFLHN(TrainsByPasses):
         self.set(describer=describer, hyper=Hypernetwork(size, self.task.model.shapes, self.hidden, self.depth))
         rates = {"hyper": self.server_lr, "encoder": self.encoder_lr, "embedding": self.embedding_lr}
         self.set(steady=self.training == "end-to-end")
-        rule = (self.server_momentum, self.server_decay, self.clip)
-        self.set(optimiser=optim.parts(self.server, rates, *rule))
+        self.set(opening={} if self.steady else {"first_phase": "of the first phase, so nothing is fine-tuned"})
+        self.set(optimiser=optim.parts(self.server, rates, self.server_momentum, self.server_decay, self.clip))
         self.set(noise=privacy.sigma(self.epsilon, self.delta) * describer.sensitivity if self.epsilon else 0.0)
 
     # on the client
