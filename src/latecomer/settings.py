@@ -94,7 +94,7 @@ class Settings:
     checkpoint_seconds: float = setting(
         60.0, "seconds between checkpoints, written at evaluations; and at the end", low=0
     )
-    silence: float = setting(0.0, "probability that a client falls silent at a step", low=0, high=1)
+    silence: float = setting(0.0, "probability that a client falls silent at a step", low=0, high=0.999)
     engine: Literal["auto", "vector", "loop", "flower"] = setting("auto", "what runs the clients' steps")
     device: str = setting("auto", "cpu, cuda, or auto: cuda where there is one")
     threads: int = setting(

@@ -55,10 +55,11 @@ class Loop(Shelf):
         for k, (reply, memory) in enumerate(self._in_order(work, len(ask.ids))):
             one = slice(k, k + 1)
             answer = tree.map(lambda leaf: leaf[None], reply)
+            well = torch.ones(1, dtype=torch.bool, device=self.device)
             if kept := tree.map(lambda leaf: leaf[None], memory):
-                well = tree.finite(answer | {"kept": kept}, rows=True) & ~ask.silent[one]
-                memories.write(ask.ids[one], kept, well)
-            ask.take(one, answer, cards[one, WEIGHT].float(), torch.ones(1, dtype=torch.bool, device=self.device))
+                well = tree.finite(answer | {"kept": kept}, rows=True)  # who keeps nonsense has not answered
+                memories.write(ask.ids[one], kept, well & ~ask.silent[one])
+            ask.take(one, answer, cards[one, WEIGHT].float(), well)
 
     def _in_order(self, work: Callable[[int], T], count: int) -> Iterator[T]:
         """The results for 0 to `count`. So many at a time as there are threads, so that never more wait to be used."""

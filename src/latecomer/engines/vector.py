@@ -132,10 +132,11 @@ class Vector(Shelf):
         if count <= 0:
             return
         reply, kept, weight = (tree.row(part, slice(count)) for part in (reply, kept, weight))
+        well = torch.ones(count, dtype=torch.bool, device=self.device)
         if kept:
-            well = tree.finite(reply | {"kept": kept}, rows=True) & ~ask.silent[rows]
-            self.of(ask.run, ask.scratch).write(ask.ids[rows], kept, well)
-        ask.take(rows, reply, weight["weight"], torch.ones(count, dtype=torch.bool, device=self.device))
+            well = tree.finite(reply | {"kept": kept}, rows=True)  # who keeps nonsense has not answered
+            self.of(ask.run, ask.scratch).write(ask.ids[rows], kept, well & ~ask.silent[rows])
+        ask.take(rows, reply, weight["weight"], well)
 
     def _run(self, step: str, inputs: tuple[Any, ...]) -> tuple[Tree, Tree]:
         asks, shared = len(inputs[0]), bool(inputs[3])

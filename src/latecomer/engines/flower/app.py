@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ... import tree
 from ...data.federation import Federation
-from ...errors import ProtocolError
+from ...errors import ProtocolError, StepError
 from ...method import Method
 from ...tree import Tree
 from ..home import WEIGHT, Homes, PackedHome, entropy
@@ -66,8 +66,11 @@ class Side:
         memory = notes.memory(self.blanks[header.run])
         home = PackedHome(self.homes, card, torch.tensor(header.round), memory, self.entropy)
         reply = getattr(self.method, step)(home, **notes.receive(arrays["shared"]), **unpack(arrays["each"]))
-        if bool(tree.finite(reply | {"kept": home.memory})):  # nonsense is silence, and the silent keep what they had
-            notes.remember(home.memory)
+        if not bool(
+            tree.finite(reply | {"kept": home.memory})
+        ):  # nonsense is silence, and the silent keep what they had
+            raise StepError(f"Step {step!r} came to numbers that are not finite.")
+        notes.remember(home.memory)
         weight = MetricRecord({"weight": int(card[WEIGHT])})
         return Message(RecordDict({"reply": pack(reply), "metrics": weight}), reply_to=message)
 
