@@ -90,6 +90,10 @@ class Method(ABC):
     def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:
         """On the client: logits for `x`, from what `personalise` sent."""
 
+    def workspace(self, examples: int) -> int:
+        """Bytes that a client step takes beside its model's activations: what grows faster than a client's examples."""
+        return 0
+
     def spent(self) -> Mapping[str, Any]:
         """What the result says about privacy; nothing where the method gives no guarantee."""
         return {}

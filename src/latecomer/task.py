@@ -82,10 +82,10 @@ class Home(Protocol):
         """`steps` batches from shuffled passes over the training data."""
 
     def epochs(self, count: int, size: int, purpose: str = "batches") -> Batches:
-        """`count` shuffled passes over the training data. Small clients see padded batches at the end."""
+        """`count` shuffled passes over the training data; small clients may see padded batches at the end."""
 
     def all(self, split: str = "train") -> Batch:
-        """Everything, padded to the largest client."""
+        """Everything, padded to the largest client where clients are mapped."""
 
     def noise(self, size: int, purpose: str = "noise") -> Tensor:
         """`size` standard normal numbers. Secret on a real client; in a simulation a function of (seed, round, client,

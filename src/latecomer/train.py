@@ -78,6 +78,7 @@ class Training:
         ]
         notes = [note for federation in federations for note in federation.notes]
         notes += [note for one, own in self._by_method() for note in one.review(own, engine, plan.rounds)]
+        notes += getattr(engine, "notes", ())
         self.notes = list(dict.fromkeys(notes))  # what a user should know
 
     def _by_method(self) -> list[tuple[Method, list[Federation]]]:

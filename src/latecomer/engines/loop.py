@@ -15,7 +15,7 @@ from ..data.federation import Federation
 from ..errors import LatecomerError, StepError
 from ..method import Method
 from ..tree import Tree
-from .home import WEIGHT, Homes, PackedHome
+from .home import WEIGHT, Homes, PackedHome, own_room
 from .memory import Shelf
 
 T = TypeVar("T")
@@ -45,11 +45,13 @@ class Loop(Shelf):
 
     def _one_by_one(self, step: str, ask: Ask) -> None:
         memories = self.of(ask.run, ask.scratch)
-        cards = tree.upload(self.homes.cards(ask.run, ask.ids), self.device)
+        told = self.homes.cards(ask.run, ask.ids)
+        cards, rooms = tree.upload(told, self.device), [own_room(card) for card in told]
         round_ = torch.tensor(ask.round, device=self.device)
 
         def work(k: int) -> tuple[Tree, Tree]:
-            home = PackedHome(self.homes, cards[k], round_, tree.row(memories.read(ask.ids[k : k + 1]), 0))
+            memory = tree.row(memories.read(ask.ids[k : k + 1]), 0)
+            home = PackedHome(self.homes, cards[k], round_, memory, room=rooms[k])
             return self._work(step, ask, k, home), home.memory
 
         for k, (reply, memory) in enumerate(self._in_order(work, len(ask.ids))):
