@@ -86,8 +86,8 @@ class PFedGP(AveragesOneModel, TrainsBySteps):
         return self.classifier.log_probability(mine, new, self.predict_draws, noise).to(new.dtype)
 
     def workspace(self, examples: int) -> int:
-        """A covariance in double precision for every chain, and what is made of it."""
-        return 4 * 8 * max(self.draws, self.predict_draws) * examples**2
+        """A covariance in double precision for every chain, and what a step's gradient needs again."""
+        return 8 * 8 * max(self.draws, self.predict_draws) * examples**2
 
     def embedded(self, params: Tree, batch: Batch) -> Labelled:
         return Labelled(self.task.logits(params, batch.x), batch.y.clamp(min=0), batch.weight > 0)
