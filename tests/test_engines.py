@@ -20,7 +20,7 @@ from latecomer.data import Federation
 from latecomer.engines import auto, make, pick_device, waking
 from latecomer.engines import home as home_
 from latecomer.engines.home import Homes, PackedHome, entropy
-from latecomer.engines.room import activation_bytes
+from latecomer.engines.room import activation_bytes, padding
 from latecomer.engines.vector import Vector
 from latecomer.errors import (
     LatecomerError,
@@ -36,6 +36,7 @@ from latecomer.method import asked_in
 from latecomer.nets.net import Net
 from latecomer.replies import Collector
 from latecomer.task import Batch, Home, Task
+from latecomer.train import Plan, Training
 from latecomer.tree import Tree
 
 ALL = torch.arange(len(toys.TRAIN))
@@ -52,9 +53,9 @@ class Diary(toys.Idle):
         return {
             "one": _show(one),
             "several": tree.stack([_show(batch) for batch in several]),
-            "passes": tree.stack([_show(batch) for batch in passes]),
-            "train": _show(home.all()),
-            "test": _show(home.all("test")),
+            "passes": _roomy(tree.stack([_show(batch) for batch in passes])),
+            "train": _roomy(_show(home.all())),
+            "test": _roomy(_show(home.all("test"))),
         }
 
     @asked_in("round", "personalise")
@@ -81,6 +82,13 @@ class Diary(toys.Idle):
 
 def _show(batch: Batch) -> Tree:
     return {"x": batch.x, "y": batch.y, "real": batch.real}
+
+
+def _roomy(shown: Tree) -> Tree:
+    """Only what is real, in 40 rows: engines differ in how much padding follows."""
+    real = shown["real"]
+    kept = tree.map(lambda leaf: torch.where(tree.align(real, leaf), leaf, torch.zeros_like(leaf)), shown)
+    return tree.map(lambda leaf: torch.cat([leaf, leaf.new_zeros(40 - len(leaf), *leaf.shape[1:])]), kept)
 
 
 METHOD = Diary(task=toys.task(), clients=len(toys.TRAIN), members=len(toys.TRAIN))  # who are asked for all
@@ -395,6 +403,49 @@ def test_engines_by_name() -> None:
         assert type(make(name, METHOD, [toys.federation()], "cpu")).__name__ == kind
     with pytest.raises(UnknownName, match="no engine 'vektor'; did you mean 'vector'"):
         make("vektor", METHOD, [toys.federation()])
+
+
+def unequal(sizes: list[int]) -> Federation:
+    """Two classes, and clients of these sizes, the last of them a latecomer."""
+    ends = np.cumsum(sizes)
+    rows = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+    held = [[row[0]] for row in rows]
+    x, y = np.random.default_rng(0).normal(size=(ends[-1], 8, 8)).astype(np.float32), np.arange(ends[-1]) % 2
+    return Federation.from_arrays(x[:, None], y, train=rows, val=held, test=held, members=len(sizes) - 1, classes=10)
+
+
+def test_clients_of_very_different_sizes_are_not_mapped_where_work_grows_faster_than_they_do() -> None:
+    alike, federation = unequal([6] * 10), unequal([60] + [6] * 9)
+    method = toys.method("pfedgp")
+    assert padding(method, [alike]) == 1
+    assert padding(method, [federation]) == pytest.approx(10 * 60**2 / (60**2 + 9 * 6**2))
+    assert padding(toys.method("fedavg"), [federation]) == 1, "its work grows as they do"
+    assert auto.faster(method, [federation], torch.device("cpu")) == "loop"
+    plan = Plan(rounds=1, cohort=2)
+    (note,) = Training(method, [federation], make("vector", method, [federation], "cpu"), plan).notes
+    assert "the largest, which has 60 examples: that is at least 9 times the work of --engine loop" in note
+    for name, several in (("vector", [alike]), ("loop", [federation])):
+        assert Training(method, several, make(name, method, several, "cpu"), plan).notes == []
+
+
+def test_a_method_says_what_memory_its_clients_need() -> None:
+    method = toys.method("pfedgp")
+    small, large = (make("vector", method, [unequal([size] * 4)], "cpu") for size in (8, 80))
+    assert (large.activations - small.activations) > method.workspace(80) - method.workspace(8) > 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["loop", "flower"])
+def test_a_client_on_its_own_has_room_for_its_own_examples(name: str) -> None:
+    seen: list[int] = []
+
+    class Watched(Diary):
+        def measure(self, home: Home) -> Tree:
+            seen.extend((len(home.all().y), len(home.all("test").y), len(home.epochs(2, 4))))
+            return {}
+
+    method = Watched(task=toys.task(), clients=len(toys.TRAIN), members=toys.MEMBERS)
+    Clients(toys.engine(name, method, [toys.federation()]), torch.tensor([0, 6]), 0).run(method.measure)
+    assert seen == [5, 5, 4, 30, 5, 16]
 
 
 def test_auto_takes_the_faster(monkeypatch: pytest.MonkeyPatch) -> None:

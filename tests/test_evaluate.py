@@ -191,3 +191,16 @@ def test_one_setting_says_which_score_selects(select: Any) -> None:
     assert best is not None
     assert best.validation == max(line["runs"][0]["validation"] for line in metrics)
     assert best.validation == best.scores.summary("val")[select]
+
+
+def test_a_run_whose_clients_fail_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from latecomer.cli import main
+
+    words = "--clients 10 --unseen 0.2 --rounds 1 --cohort 2 --partition iid --model mlp --engine vector --tune-lr 1e30"
+    assert main(["run", "fedavgplus", *words.split(), "--out", str(tmp_path), "--name", "x"]) == 0
+    said = capsys.readouterr().err
+    assert "10 clients gave no score" in said
+    result = json.loads((tmp_path / "x/result.json").read_text())
+    assert (result["seen"]["failed"], result["unseen"]["failed"]) == (8, 2)
+    with (tmp_path / "x/clients.csv").open(newline="") as file:
+        assert {row["accuracy"] for row in csv.DictReader(file)} == {"0.0"}

@@ -173,11 +173,19 @@ def test_the_split_of_pfedhn(clients: int, average: int) -> None:
     assert len(set(drawn.tolist())) > 1
 
 
-@pytest.mark.parametrize(("classes", "usual"), [(10, 2), (100, 10), (62, 6), (3, 1), (19, 4), (20, 2)])
+@pytest.mark.parametrize(
+    ("classes", "usual"), [(10, 2), (100, 10), (62, 6), (5, 2), (3, 2), (2, 2), (1, 1), (19, 4), (20, 2)]
+)
 def test_the_usual_number_of_classes(classes: int, usual: int) -> None:
     source = made_up(40 * classes, 40 * classes, classes)
     federation = federate(source, partition="classes", clients=20)
     assert {len(owned) for owned in class_sets(federation)} == {usual}
+    told = [note for note in federation.notes if f"Every client has {usual} of the {classes} classes" in note]
+    assert len(told) == (classes not in (10, 100)), "other numbers than the papers' are told"
+    assert not any(
+        "Every client has" in note
+        for note in federate(source, partition="classes", clients=20, classes_per_client=usual).notes
+    ), "what was asked for is not"
 
 
 def test_classes_that_do_not_divide_evenly_are_still_distinct_and_balanced() -> None:

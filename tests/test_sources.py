@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before datasets is imported: no test touches the network
 
-from latecomer.data import Source, load
-from latecomer.data.arrays import hold_out
+from latecomer.data import Source, load, sources
+from latecomer.data.arrays import free_memory, hold_out
 from latecomer.data.sources import names
 from latecomer.errors import DataError, LatecomerError, UnknownName
 
@@ -114,6 +115,17 @@ BAD: dict[str, dict[str, Any]] = {
     "not whole numbers .<U1, a": {"y_train": np.array(["a"] * 20)},
     "the label -2; labels are numbered 0 to": {"y_train": np.arange(20) - 2},
     "the label 1000000000": {"y_train": np.full(20, 10**9)},
+    "y_train in .* holds labels from 0 to 18446744073709551615": {"y_train": np.array([0, 2**64 - 1] * 10, np.uint64)},
+    "y_test in .* out of range": {"y_test": np.full(10, -1e30)},
+    r"x_train in .* has shape \(20, 0, 0\): there is nothing in an example": {
+        "x_train": np.zeros((20, 0, 0), np.uint8),
+        "x_test": np.zeros((10, 0, 0), np.uint8),
+    },
+    "lacks x_train, y_train, x_test, y_test; it holds images, labels": {
+        **dict.fromkeys(("x_train", "y_train", "x_test", "y_test")),
+        "images": np.zeros(3),
+        "labels": np.zeros(3),
+    },
     "no example with a label": {"y_train": np.full(20, -1), "y_test": np.full(10, -1)},
     "Object arrays cannot be loaded": {"y_train": np.array([{}] * 20)},
 }
@@ -137,6 +149,46 @@ def test_a_single_array_is_not_an_npz(tmp_path: Path) -> None:
         np.save(file, np.zeros(3))
     with pytest.raises(DataError, match=r"one\.npz' holds a single array"):
         load(f"npz:{tmp_path / 'one.npz'}")
+
+
+def test_a_file_that_is_no_zip_is_told_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "mine.npz").write_text("x_train,y_train\n1,2\n")
+    with pytest.raises(DataError, match=r"mine\.npz' cannot be read as an \.npz: it is no zip archive\.$"):
+        load(f"npz:{tmp_path / 'mine.npz'}")
+
+
+def test_what_nobody_reads_is_not_decompressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = save(tmp_path, photographs=np.zeros(1000), x=np.zeros(3), text=np.array(["a"]))
+    opened: list[str] = []
+    whole = zipfile.ZipFile.open
+    monkeypatch.setattr(zipfile.ZipFile, "open", lambda self, name, *rest: opened.append(name) or whole(self, name))
+    load(place)
+    assert sorted(map(str, opened)) == ["x_test.npy", "x_train.npy", "y_test.npy", "y_train.npy"]
+
+
+def test_more_than_the_memory_holds_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = save(tmp_path, photographs=np.zeros(10**5))
+    monkeypatch.setattr(sources, "free_memory", lambda: 2000)
+    load(place)  # what is not read needs no memory
+    monkeypatch.setattr(sources, "free_memory", lambda: 1000)
+    with pytest.raises(DataError, match=r"The arrays of .*mine\.npz' take 0\.0 GB, and 0\.0 GB of memory are free"):
+        load(place)
+
+
+def test_an_array_that_claims_absurd_sizes_is_refused(tmp_path: Path) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (2**50,)})
+    with zipfile.ZipFile(tmp_path / "mine.npz", "w") as archive:
+        for name in arrays():
+            archive.writestr(f"{name}.npy", header.getvalue())
+    with pytest.raises(DataError, match=r"mine\.npz' cannot be read as an \.npz"):
+        load(f"npz:{tmp_path / 'mine.npz'}")
+
+
+def test_free_memory_is_a_plausible_number() -> None:
+    assert 2**20 < free_memory() < 2**50
 
 
 def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
@@ -215,6 +267,18 @@ def test_omniglot_numbers_characters_within_their_alphabet(folder: Path) -> None
         (0, 0), (0, 1), (0, 2), (1, 0), (1, 1),
     ]  # fmt: skip
     assert len(source.y_test) == 15
+
+
+def test_omniglot_with_wild_numbers_is_refused_or_counted(folder: Path) -> None:
+    x, character = np.zeros((40, 2, 2), np.uint8), np.repeat(np.arange(2), 20)
+    np.savez(folder / "omniglot.npz", x=x, alphabet=np.full(40, 2**50), character=character)
+    assert load("omniglot").classes == 55, "alphabets may have any number"
+    np.savez(folder / "omniglot.npz", x=x, alphabet=np.zeros(40), character=np.full(40, np.nan))
+    with pytest.raises(DataError, match=r"character in .* not whole numbers"):
+        load("omniglot")
+    np.savez(folder / "omniglot.npz", x=x, alphabet=np.zeros(39), character=character)
+    with pytest.raises(DataError, match="x, alphabet and character differ in length"):
+        load("omniglot")
 
 
 def test_a_named_set_must_have_its_channels_and_classes(folder: Path) -> None:

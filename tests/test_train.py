@@ -12,12 +12,13 @@ import torch
 
 import toys
 from console import Command
-from latecomer import train
+from latecomer import train, tree
 from latecomer.clients import Clients
 from latecomer.engines import make
-from latecomer.errors import DataError
+from latecomer.errors import DataError, SettingError
 from latecomer.evaluate import evaluate
 from latecomer.experiment import Experiment
+from latecomer.faults import failing_since
 from latecomer.lockstep import Lockstep
 from latecomer.run import restore, snapshot
 from latecomer.train import Plan, Training
@@ -184,7 +185,126 @@ def test_clients_are_asked_by_the_round_that_draws_them() -> None:
     assert toys.same(state, going.states[0])
 
 
+# what is said before it begins
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "settings", "what"),
+    [
+        ("lgfedavg", "warmup", {}, "plain FedAvg"),
+        ("atp", "warmup", {}, "plain FedAvg"),
+        ("odpflhn", "first_phase", {"training": "two-phases"}, "of the first phase, so nothing is fine-tuned"),
+    ],
+)
+def test_a_run_that_ends_before_its_method_begins_says_so(
+    name: str, first: str, settings: dict[str, Any], what: str
+) -> None:
+    method, federation = toys.method(name, **settings, **{first: 4}), toys.federation()
+    engine = make("loop", method, [federation], "cpu")
+    (note,) = Training(method, [federation], engine, Plan(rounds=4)).notes
+    assert note == (
+        f"All 4 rounds of {type(method).__name__} are {what}; lower --{first.replace('_', '-')}, which is 4, "
+        "or raise --rounds."
+    )
+    assert Training(method, [federation], engine, Plan(rounds=5)).notes == []
+    assert Training(method, [federation], engine, Plan(rounds=0)).notes == [], "a trained model is only scored"
+
+
+def test_end_to_end_there_is_no_first_phase() -> None:
+    assert toys.method("odpflhn", first_phase=400).review([], None, rounds=4) == []  # type: ignore[arg-type]
+
+
+# replies that fail
+
+
+def line(number: int, asked: int, answered: int, step: str = "fit") -> dict[str, Any]:
+    return {"round": number, "step": step, "asked": asked, "answered": answered}
+
+
+@pytest.mark.parametrize(
+    ("lines", "since"),
+    [
+        ([], None),
+        ([line(0, 4, 4), line(1, 4, 2)], None),
+        ([line(0, 4, 4), line(1, 4, 1), line(2, 4, 0)], 2),
+        ([line(0, 4, 0), line(1, 4, 3), line(2, 4, 0)], 3),
+        ([line(0, 4, 1), line(1, 0, 0)], 1),
+        ([line(0, 5, 5, "describe"), line(0, 5, 0), line(0, 0, 0, "backprop")], 1),
+        ([line(0, 1, 0), line(0, 4, 4)], None),
+    ],
+)
+def test_from_which_round_on_most_replies_failed(lines: list[dict[str, Any]], since: int | None) -> None:
+    assert failing_since(lines) == since
+    half = len(lines) // 2
+    if not half or lines[half - 1]["round"] != lines[half]["round"]:
+        assert failing_since(lines[half:], failing_since(lines[:half])) == since, "in parts"
+
+
+@pytest.mark.parametrize("silence", [0.0, 0.5])
+def test_a_training_that_diverges_says_since_when(silence: float) -> None:
+    """By whole rounds replayed, and exchange by exchange, where most of the clients are silent on purpose."""
+    method, federation = toys.method("fedavg", lr=1e30, weight_decay=1.0), toys.federation()
+    engine = make("vector", method, [federation], "cpu")
+    result = train.run(method, federation, engine, rounds=8, cohort=4, evaluate_every=4, silence=silence)
+    assert result["diverged_at"][0] in (1, 2)
+    assert result["answered"] < 0.3
+    calm = train.run(toys.method("fedavg"), federation, rounds=8, cohort=4, evaluate_every=4, silence=silence)
+    assert (calm["diverged_at"], calm["answered"]) == ([None], 1.0), "who is silent on purpose was not asked"
+
+
+@pytest.mark.parametrize("name", ["vector", "loop", "flower"])
+def test_a_client_that_would_keep_nonsense_has_not_answered(name: str) -> None:
+    """Local's clients answer nothing at all, so only what they keep can go wrong."""
+    method, federation = toys.method("local", lr=1e30, weight_decay=1.0), toys.federation()
+    engine = make(name, method, [federation], "cpu")
+    result = train.run(method, federation, engine, rounds=3, cohort=4, evaluate_every=3)
+    assert (result["diverged_at"], result["answered"]) == ([1], 0.0)
+    assert all(leaf.isfinite().all() for leaf in tree.leaves(engine.memories(0)))
+
+
+def test_a_checkpoint_knows_since_when() -> None:
+    method, federation = toys.method("local", lr=1e30, weight_decay=1.0), toys.federation()
+    going, again = (
+        Training(method, [federation], make("loop", method, [federation], "cpu"), Plan(rounds=2, cohort=4))
+        for _ in range(2)
+    )
+    going.advance()
+    going.drain()
+    restore(again, *json_round_trip(*snapshot(going)))
+    assert again.diverged == going.diverged == [1]
+
+
+FAILING = ["--clients=10", "--rounds=6", "--cohort=4", "--engine=vector", "--silence=0.3", "--data=digits"]
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (["fedavg", "--lr=1e30"], "Note: Most replies were missing or not finite from round 1 on; lower --lr."),
+        (
+            ["pefll", "--server-lr=1e30", "--steps=2", "--seeds=2"],
+            "Note: Most replies were missing or not finite from round 2 on (seed 0), from round 2 on (seed 1); "
+            "lower --lr or --server-lr.",
+        ),
+        (["fedavg", "--lr=0.01"], ""),
+    ],
+)
+def test_a_run_that_diverged_says_what_to_lower(words: list[str], note: str, tmp_path: Path, command: Command) -> None:
+    done = command("run", *words, *FAILING, "--out", str(tmp_path), "--name", "x")
+    assert done.code == 0, done.err
+    assert note in done.err.splitlines() if note else "replies" not in done.err
+
+
 # what is refused
+
+
+@pytest.mark.parametrize("silence", [1.0, -0.1])
+def test_somebody_must_answer(silence: float, command: Command) -> None:
+    with pytest.raises(SettingError, match="--silence must be at least 0 and below 1"):
+        training(silence=silence)
+    done = command("run", "fedavg", f"--silence={silence}")
+    assert (done.code, done.err.count("--silence must be at least 0")) == (2, 1)
+
 
 LATE = len(toys.TRAIN) - toys.MEMBERS
 

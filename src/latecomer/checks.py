@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -12,15 +13,20 @@ from .errors import DataError, SettingError
 from .method import Method
 from .tree import Tree
 
+if TYPE_CHECKING:
+    from .train import Plan
 
-def check(method: Method, federations: Sequence[Federation], cohort: int, rounds: int) -> None:
+
+def check(method: Method, federations: Sequence[Federation], plan: Plan) -> None:
     """Refuse to begin where nothing can be learned, or where no latecomer could get a model."""
     smallest = min(federation.members for federation in federations)
-    if cohort > smallest:
-        raise SettingError(f"--cohort must be at most the number of training clients, {smallest}; got {cohort}.")
-    if method.lr_schedule != "constant" and method.rounds != rounds:
+    if plan.cohort > smallest:
+        raise SettingError(f"--cohort must be at most the number of training clients, {smallest}; got {plan.cohort}.")
+    if not 0 <= plan.silence < 1:
+        raise SettingError(f"--silence must be at least 0 and below 1, or nobody ever answers; got {plan.silence:g}.")
+    if method.lr_schedule != "constant" and method.rounds != plan.rounds:
         raise SettingError(
-            f"{type(method).__name__} was made with a schedule for {method.rounds} rounds; these are {rounds}."
+            f"{type(method).__name__} was made with a schedule for {method.rounds} rounds; these are {plan.rounds}."
         )
     for federation in federations:
         members, late = federation.weight[: federation.members], federation.weight[federation.members :]

@@ -17,7 +17,7 @@ from .nets.net import Net
 from .nets.subspace import Kind, Subspace
 from .replies import By
 from .schedule import Course, Schedule
-from .settings import check_ranges, setting
+from .settings import check_ranges, flag, setting
 from .steps import asked_in as asked_in  # methods import it from here
 from .task import Batches, Home, Task
 from .tree import Tree
@@ -56,6 +56,8 @@ class Method(ABC):
     """Whether a latecomer needs labelled examples to get a model."""
     serves_sizes: ClassVar[bool] = False
     """Whether clients can have models of different sizes, each as its budget allows."""
+    opening: ClassVar[Mapping[str, str]] = {}
+    """A setting that counts the rounds before the method proper begins, and what a training is that ends in them."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -102,13 +104,22 @@ class Method(ABC):
     def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:
         """On the client: logits for `x`, from what `personalise` sent."""
 
+    def workspace(self, examples: int) -> int:
+        """Bytes that a client step takes beside its model's activations: what grows faster than a client's examples."""
+        return 0
+
     def spent(self) -> Mapping[str, Any]:
         """What the result says about privacy; nothing where the method gives no guarantee."""
         return {}
 
-    def review(self, federations: Sequence[Federation], engine: Engine) -> list[str]:
-        """Before training: what a user should know about this method on these data; raises where it cannot work."""
-        return []
+    def review(self, federations: Sequence[Federation], engine: Engine, rounds: int = 0) -> list[str]:
+        """Before training: what a user should know about so many rounds on these data; raises where it cannot work."""
+        return [
+            f"All {rounds} rounds of {type(self).__name__} are {what}; "
+            f"lower {flag(name)}, which is {first}, or raise --rounds."
+            for name, what in self.opening.items()
+            if 0 < rounds <= (first := getattr(self, name))
+        ]
 
     def report(self, home: Home, **sent: Tree) -> Tree:
         """On the client: what its row in clients.csv says besides its scores, one number a name."""

@@ -116,6 +116,7 @@ def snapshot(training: Training) -> tuple[tree.Tree, dict[str, Any]]:
         "evaluations": training.evaluations,
         "seconds": training.seconds,
         "sent": {key: sum(sent[key] for sent in training.sent) for key in training.sent[0]},
+        "diverged": training.diverged,
         "best": [best and {"round": best.round, "validation": best.validation} for best in training.best],
     }
     return tensors, facts
@@ -125,6 +126,7 @@ def restore(training: Training, tensors: tree.Tree, facts: Mapping[str, Any]) ->
     device = training.engine.device
     training.round, training.evaluations = facts["round"], facts["evaluations"]
     training.seconds, training.sent[0] = facts["seconds"], dict(facts["sent"])  # of all runs together
+    training.diverged = list(facts.get("diverged", training.diverged))  # older checkpoints do not say
     for run, federation in enumerate(training.federations):
         part = tensors.get(str(run), {})
         training.states[run] = tree.to(part.get("state", {}), device)

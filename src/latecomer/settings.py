@@ -44,7 +44,9 @@ class Settings:
         "no labels, and are scored on all that they have",
     )
     classes_per_client: int = setting(
-        0, "classes partition: classes a client has; 0: 2 of 10, 10 of 100 (hierarchical: coarse classes; 0: 1)", low=0
+        0,
+        "classes partition: classes a client has; 0: 2 of up to 10, 10 of 100 (hierarchical: coarse classes; 0: 1)",
+        low=0,
     )
     alpha: float = setting(0.1, "dirichlet and pachinko partitions: concentration; smaller is more uneven", above=0)
     fine_alpha: float = setting(10.0, "pachinko partition: the same for fine classes within a coarse one", above=0)
@@ -94,7 +96,7 @@ class Settings:
     checkpoint_seconds: float = setting(
         60.0, "seconds between checkpoints, written at evaluations; and at the end", low=0
     )
-    silence: float = setting(0.0, "probability that a client falls silent at a step", low=0, high=1)
+    silence: float = setting(0.0, "probability that a client falls silent at a step", low=0, high=0.999)
     engine: Literal["auto", "vector", "loop", "flower"] = setting("auto", "what runs the clients' steps")
     device: str = setting("auto", "cpu, cuda, or auto: cuda where there is one")
     threads: int = setting(

@@ -82,10 +82,10 @@ class Home(Protocol):
         """`steps` batches, each drawn afresh from the training data without repetition: all of it, where it is less."""
 
     def epochs(self, count: int, size: int, purpose: str = "batches") -> Batches:
-        """`count` shuffled passes over the training data. Small clients see padded batches at the end."""
+        """`count` shuffled passes over the training data; small clients may see padded batches at the end."""
 
     def all(self, split: str = "train") -> Batch:
-        """Everything, padded to the largest client."""
+        """Everything, padded to the largest client where clients are mapped."""
 
     def counts(self, classes: int) -> Tensor:
         """How many labelled training examples of each class there are; no example is looked at."""

@@ -96,7 +96,7 @@ def _run(place: int, given: Given, plan: Mapping[str, Any]) -> _Run:
         if name not in {field.name for field in fields(Plan)}:
             raise UnknownName("setting of a plan", name, [field.name for field in fields(Plan)])
     run = _Run(place, method, several, Plan(**settings))
-    check(run.method, run.federations, run.plan.cohort, run.plan.rounds)
+    check(run.method, run.federations, run.plan)
     return run
 
 

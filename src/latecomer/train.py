@@ -18,7 +18,7 @@ from .cohorts import Cohorts
 from .data.federation import Federation
 from .errors import SettingError
 from .evaluate import Scores, Select, evaluate, over_seeds
-from .faults import silence
+from .faults import failing_since, silence
 from .lockstep import Lockstep
 from .method import Method
 from .stopwatch import Stopwatch
@@ -61,7 +61,7 @@ class Training:
         self.methods = [method] * len(federations) if isinstance(method, Method) else list(method)
         self.federations, self.engine, self.plan = federations, engine, plan
         for one, own in self._by_method():
-            check(one, own, plan.cohort, plan.rounds)
+            check(one, own, plan)
         self.cohort = Cohorts(federations, plan.cohort, plan.cohort_labelled)
         self.lockstep = Lockstep(engine)
         self.whole = not plan.silence  # whether an engine may replay whole rounds: who falls silent, the host decides
@@ -70,13 +70,15 @@ class Training:
         self.seconds = 0.0
         self.ledgers: list[list[Exchange]] = [[] for _ in federations]
         self.sent = [dict.fromkeys(("down", "up", "client_rounds", "asked", "answered"), 0) for _ in federations]
+        self.diverged: list[int | None] = [None for _ in federations]  # the round since which most replies failed
         self.best: list[Best | None] = [None for _ in federations]
         self.states = [
             tree.to(one.init(torch.Generator().manual_seed(federation.seed)), engine.device)
             for one, federation in zip(self.methods, federations, strict=True)
         ]
         notes = [note for federation in federations for note in federation.notes]
-        notes += [note for one, own in self._by_method() for note in one.review(own, engine)]
+        notes += [note for one, own in self._by_method() for note in one.review(own, engine, plan.rounds)]
+        notes += getattr(engine, "notes", ())
         self.notes = list(dict.fromkeys(notes))  # what a user should know
 
     def _by_method(self) -> list[tuple[Method, list[Federation]]]:
@@ -212,6 +214,7 @@ class Training:
             "bytes": {key: sent[key] for key in ("down", "up")},
             "bytes_per_client_round": {key: round(sent[key] / max(1, sent["client_rounds"])) for key in ("down", "up")},
             "answered": round(sent["answered"] / sent["asked"], 6) if sent["asked"] else 1.0,
+            "diverged_at": self.diverged[runs],
             "seen": over_seeds(seen),
         }
         if late:
@@ -246,12 +249,12 @@ class Training:
     def drain(self) -> list[dict[str, Any]]:
         """The ledger's lines since the last call (this is where the host waits for the device)."""
         lines = []
-        for federation, ledger, sent in zip(self.federations, self.ledgers, self.sent, strict=True):
-            for exchange in ledger:
-                line = {"seed": federation.seed, **exchange.line()}
-                for key in ("down", "up", "asked", "answered"):
-                    sent[key] += line[key]
-                lines.append(line)
+        for run, (federation, ledger, sent) in enumerate(zip(self.federations, self.ledgers, self.sent, strict=True)):
+            own = [{"seed": federation.seed, **exchange.line()} for exchange in ledger]
+            for key in ("down", "up", "asked", "answered"):
+                sent[key] += sum(line[key] for line in own)
+            self.diverged[run] = failing_since(own, self.diverged[run])
+            lines += own
             rounds = {exchange.round for exchange in ledger}
             sent["client_rounds"] += len(rounds) * self.plan.cohort
             ledger.clear()

@@ -18,6 +18,7 @@ from latecomer import tree
 from latecomer.clients import Clients
 from latecomer.engines import make
 from latecomer.engines.home import Homes, PackedHome
+from latecomer.errors import SettingError
 from latecomer.methods.pefll import PeFLL
 from toys import Spy
 
@@ -57,6 +58,11 @@ def build(**settings: Any) -> tuple[PeFLL, dict[str, Any]]:
     state = method.init(torch.Generator().manual_seed(0))
     assert state["learned"]["hyper"].keys() == hyper.keys()
     return method, state | {"learned": {"embed": embed, "hyper": hyper}}
+
+
+def test_a_descriptor_of_one_number_cannot_be_standardised() -> None:
+    with pytest.raises(SettingError, match=r"--descriptor must be at least 2, or 0 .*; got 1\."):
+        build(descriptor=1)
 
 
 def changes() -> np.ndarray:

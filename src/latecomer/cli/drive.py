@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import shlex
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from ..settings import flag, settings_of
 from . import screen
 
 if TYPE_CHECKING:
@@ -67,9 +68,9 @@ def summarise(run: Run, result: Mapping[str, Any]) -> None:
         screen.err(f"Note: {failed} clients gave no score, or not one of numbers; each counts as 0 %.")
     if told := result.get("privacy"):
         screen.out(f"Privacy: epsilon {told['epsilon']:g}, delta {told['delta']:g}, for {told['covers']}")
-    if result["answered"] < 1 - run.experiment.settings.silence:
-        share = 100 * (1 - result["answered"])
-        screen.err(f"Note: {share:.1f} % of the replies were missing or not finite; a smaller --lr may help.")
+    rates = [flag(name) for name in settings_of(run.training.methods[0]) if name == "lr" or name.endswith("_lr")]
+    if note := failures(result, rates):
+        screen.err(f"Note: {note}")
     print(run.folder.path)  # alone on the last line, for scripts
 
 
@@ -87,6 +88,19 @@ def scores(result: Mapping[str, Any]) -> Table:
                 rest = (f"{found[f'{prefix}{name}']:.1f}" for name in ("pooled", "bottom_decile"))
                 table.add_row(group if not prefix else "", among, f"{found[mean]:.1f}{spread}", *rest)
     return table
+
+
+def failures(result: Mapping[str, Any], rates: Sequence[str]) -> str:
+    """What to say where replies that were asked for did not come, or were not finite; empty where all is well."""
+    share, many = 100 * (1 - result["answered"]), len(result["seeds"]) > 1
+    since = [
+        f"from round {number} on" + (f" (seed {seed})" if many else "")
+        for seed, number in zip(result["seeds"], result["diverged_at"], strict=True)
+        if number is not None
+    ]
+    if since:
+        return f"Most replies were missing or not finite {', '.join(since)}; lower {' or '.join(rates)}."
+    return f"{share:.2g} % of the replies were missing or not finite; lower {' or '.join(rates)}." if share else ""
 
 
 def plural(numbers: list[int], noun: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +41,8 @@ def checked_x(x: NDArray[Any], key: str, origin: str) -> NDArray[Any]:
     """Images as uint8, characters as int8, other whole numbers as int64, anything else as float32."""
     if x.dtype.kind not in "biuf":
         raise DataError(f"{key} in {origin} holds {x.dtype} values; they must be numbers.")
+    if 0 in x.shape[1:]:
+        raise DataError(f"{key} in {origin} has shape {x.shape}: there is nothing in an example.")
     if x.dtype == np.uint8:
         if x.ndim not in (3, 4):
             raise DataError(
@@ -60,6 +65,8 @@ def checked_y(y: NDArray[Any], key: str, origin: str) -> NDArray[Any]:
         raise DataError(
             f"{key} in {origin} holds labels that are not whole numbers ({y.dtype}, {y.flat[0]!s} for example)."
         )
+    if y.size and not -(2**63) <= int(y.min()) <= int(y.max()) < 2**63:  # the next line would make another number of it
+        raise DataError(f"{key} in {origin} holds labels from {y.min()} to {y.max()}, which is out of range.")
     return y.astype(np.int64)
 
 
@@ -73,6 +80,15 @@ def class_count(y: NDArray[Any], declared: int, origin: str) -> int:
     if high < 0:
         raise DataError(f"{origin} holds no example with a label.")
     return declared or high + 1
+
+
+def free_memory() -> int:
+    """Bytes that this machine can still give, as far as it says so: what is free or can be freed, else all there is."""
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return 1024 * int(lines["MemAvailable"].split()[0])
+    except (OSError, KeyError):  # not Linux
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else sys.maxsize
 
 
 def kind_of(x: NDArray[Any]) -> str:

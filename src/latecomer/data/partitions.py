@@ -29,7 +29,7 @@ class Plan:
 
     clients: int
     split: str  # of `classes`: as "pefll" or as "pfedhn"; of SHARED_OUT also as "flowdup"
-    classes_per_client: int  # 0: a fifth of the classes, or a tenth where there are 20 or more; one coarse class
+    classes_per_client: int  # 0: `_usual_classes`; one coarse class
     alpha: float  # of `dirichlet` and `pachinko`: small makes clients unlike each other
     over: str  # of `dirichlet`: each class has shares over the "clients", or each client has shares over the "classes"
     validation: float  # share of the training examples
@@ -72,6 +72,9 @@ def classes(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
     """
     y = _labels(source, "classes")
     count = plan.classes_per_client or _usual_classes(source.classes)
+    notes: tuple[str, ...] = ()
+    if not plan.classes_per_client and source.classes not in (10, 100):  # those are as in the papers
+        notes = (f"Every client has {count} of the {source.classes} classes; --classes-per-client chooses otherwise.",)
     owned = _draw_classes(plan.clients, count, source.classes, random)
     if plan.split == "pfedhn":
         split = _split(source, np.zeros_like(y), plan.validation, random)
@@ -79,7 +82,7 @@ def classes(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
     else:
         split = _split(source, y, plan.validation, random)
         shares = _each(owned, plan)
-    return Dealt(_deal(y, split, shares, random), split, plan.clients)
+    return Dealt(_deal(y, split, shares, random), split, plan.clients, notes)
 
 
 def dirichlet(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
@@ -203,7 +206,8 @@ def _each(owned: NDArray[Any], plan: Plan) -> NDArray[Any]:
 
 
 def _usual_classes(count: int) -> int:
-    return max(1, round(count / 5 if count < 20 else count / 10))
+    """A fifth, or a tenth of 20 and more; but two where there are two, for a client of one class learns nothing."""
+    return min(count, max(2, round(count / 5 if count < 20 else count / 10)))
 
 
 def _draw_classes(clients: int, each: int, count: int, random: np.random.Generator) -> NDArray[Any]:

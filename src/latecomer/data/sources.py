@@ -19,7 +19,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,14 +29,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, LatecomerError, SettingError, UnknownName
-from .arrays import Arrays, brief, checked_x, checked_y, class_count, kind_of, two_splits
+from .arrays import Arrays, brief, checked_x, checked_y, class_count, free_memory, kind_of, two_splits
 from .hub import read_hub
 from .leaf import read_leaf
 from .text import read_roles
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL = ("client_train", "client_test", "coarse_train", "coarse_test")
+AS_PUBLISHED = {"omniglot": ("x", "alphabet", "character"), "shakespeare": ("text", "role")}
+"""Sets whose .npz may hold these arrays instead; `_arranged` gives them train and test examples."""
 
+ZIP = b"PK"  # how a zip archive begins
 DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -145,7 +148,9 @@ def _named(name: str, step: int = 1) -> Source:
     known, folder = _KNOWN[name], os.environ.get("LATECOMER_DATA", "")
     path = Path(folder) / f"{name}.npz"
     if folder and path.is_file():
-        return _source(name, _arranged(name, read_npz(str(path)), str(path), step), str(path), known)
+        return _source(
+            name, _arranged(name, read_npz(str(path), AS_PUBLISHED.get(name, ())), str(path), step), str(path), known
+        )
     if name == "femnist" and folder and path.with_suffix("").is_dir():
         return _source(name, read_leaf(str(path.with_suffix("")))[0], str(path.with_suffix("")), known)
     looked = f"there is no {path}" if folder else "LATECOMER_DATA is not set"
@@ -161,16 +166,27 @@ def _named(name: str, step: int = 1) -> Source:
     return _source(name, arrays, known.hub, known)
 
 
-def read_npz(path: str) -> Arrays:
-    """All arrays of an .npz, without ever unpickling anything."""
+def read_npz(path: str, published: tuple[str, ...] = ()) -> Arrays:
+    """The arrays that a source is made of: `published`, where the file holds them all, else those of any .npz.
+
+    Whatever else is in the file is not decompressed, and nothing is ever unpickled.
+    """
     if not Path(path).is_file():
         raise DataError(f"There is no file {path!r}; an .npz with x_train, y_train, x_test and y_test was expected.")
     try:
-        with open(path, "rb") as file:  # np.load leaves a damaged file open if it opened it itself
-            archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
+        with open(path, "rb") as file:
+            start = file.read(len(np.lib.format.MAGIC_PREFIX))
+            if start == np.lib.format.MAGIC_PREFIX:
                 raise DataError(f"{path!r} holds a single array, not the named arrays of an .npz.")
-            entries = {key: archive[key] for key in archive.files}
+            if not start.startswith(ZIP):
+                raise DataError(f"{path!r} cannot be read as an .npz: it is no zip archive.")
+            file.seek(0)
+            archive = np.load(file, allow_pickle=False)
+            names = published if published and set(published) <= set(archive.files) else (*REQUIRED, *OPTIONAL)
+            if names != published:
+                _check_names(archive.files, path)
+            _check_memory(archive.zip, names, path)
+            entries = {key: archive[key] for key in names if key in archive.files}
         return {key: entry for key, entry in entries.items() if isinstance(entry, np.ndarray)}  # bytes are no array
     except DAMAGE as error:
         raise DataError(
@@ -178,11 +194,27 @@ def read_npz(path: str) -> Arrays:
         ) from error
 
 
+def _check_names(found: Iterable[str], origin: str) -> None:
+    found = sorted(found)
+    if missing := [key for key in REQUIRED if key not in found]:
+        holds = ", ".join(found) or "nothing"
+        raise DataError(f"{origin} lacks {', '.join(missing)}; it holds {holds}, and must hold {', '.join(REQUIRED)}.")
+
+
+def _check_memory(archive: zipfile.ZipFile, names: tuple[str, ...], path: str) -> None:
+    """Before anything is decompressed: a small file can claim to be larger than any memory."""
+    size = sum(entry.file_size for entry in archive.infolist() if entry.filename.removesuffix(".npy") in names)
+    if size > (free := free_memory()):
+        raise DataError(
+            f"The arrays of {path!r} take {size / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB of memory are free."
+        )
+
+
 def _arranged(name: str, arrays: Arrays, origin: str, step: int) -> Arrays:
     """Two sets are kept as they were published, and are given train and test examples here."""
-    if name == "omniglot" and {"x", "alphabet", "character"} <= arrays.keys():
+    if name == "omniglot" and "alphabet" in arrays:
         return _omniglot(arrays, origin)
-    if name == "shakespeare" and {"text", "role"} <= arrays.keys():
+    if name == "shakespeare" and "text" in arrays:
         return read_roles(arrays, origin, step)
     if step > 1:
         raise DataError(f"{origin} holds no text and role, of which to make a window every {step} characters.")
@@ -191,20 +223,18 @@ def _arranged(name: str, arrays: Arrays, origin: str, step: int) -> Arrays:
 
 def _omniglot(arrays: Arrays, origin: str) -> Arrays:
     """An alphabet is a client, its characters are numbered from 0, and 3 of the 20 drawings of each are for testing."""
-    alphabet, character = arrays["alphabet"], arrays["character"].astype(np.int64)
-    if not len(arrays["x"]) == len(alphabet) == len(character):
-        raise DataError(f"In {origin} x, alphabet and character differ in length.")
-    first = np.full(int(alphabet.max()) + 1, np.iinfo(np.int64).max)
+    alphabet, character = (checked_y(arrays[key], key, origin) for key in ("alphabet", "character"))
+    if not alphabet.shape == character.shape == arrays["x"].shape[:1] or not len(alphabet):
+        raise DataError(f"In {origin} x, alphabet and character differ in length, or are empty.")
+    alphabet = np.unique(alphabet, return_inverse=True)[1]
+    first = np.full(alphabet.max() + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, alphabet, character)
     return two_splits({"x": arrays["x"], "y": character - first[alphabet], "client": alphabet}, 0.15, character)
 
 
 def _source(name: str, arrays: Mapping[str, NDArray[Any]], origin: str, known: _Known = _UNKNOWN) -> Source:
     """A source from arrays that may be wrong in any way; every complaint names `origin`."""
-    missing = [key for key in REQUIRED if key not in arrays]
-    if missing:
-        found = ", ".join(sorted(arrays)) or "nothing"
-        raise DataError(f"{origin} lacks {', '.join(missing)}; it holds {found}, and must hold {', '.join(REQUIRED)}.")
+    _check_names(arrays, origin)
     for key in (*REQUIRED, *OPTIONAL):
         if key in arrays:
             _check_length(key, arrays, origin)

@@ -1,7 +1,8 @@
 """`--engine auto`: the faster of vector and loop, by timing a short piece of local training on both.
 
 A network so large that a few examples take long is bound by arithmetic, of which mapping saves none: it gets the loop
-at once, for timing it properly would take minutes.
+at once, for timing it properly would take minutes. So do clients of very different sizes, where what a step needs grows
+with their square or more: mapped together, all would be as large as the largest.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..method import Method, asked_in
 from ..task import Home
 from ..tree import Tree
 from .loop import Loop
+from .room import MUCH, padding
 from .vector import Vector
 
 ROWS, STEPS, BATCH, REPEATS = 5, 3, 32, 3
@@ -56,6 +58,8 @@ def faster(method: Method, federations: Sequence[Federation], device: torch.devi
     """The name of the engine to take. On a GPU that is always `vector`."""
     if device.type == "cuda":
         return "vector"
+    if padding(method, federations) > MUCH:
+        return "loop"
     if _seconds(method, federations, device, ["loop"], graphs, rows=1, repeats=1, steps=1, batch=FEW)["loop"] > LONG:
         return "loop"
     seconds = _seconds(method, federations, device, ["vector", "loop"], graphs, ROWS, REPEATS, STEPS, BATCH)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -129,8 +129,10 @@ class PackedHome:
         round: Tensor,  # noqa: A002
         memory: Tree,
         entropy: Callable[[int], Tensor] | None = None,  # where noise comes from; None: simulated, from the public seed
+        room: Mapping[str, int] | None = None,  # of every split, for how many examples; None: for the largest client's
     ) -> None:
         self.memory = memory
+        self._room = room or homes.largest
         self._homes, self._card, self._round, self._entropy = homes, card, round, entropy
 
     @property
@@ -148,17 +150,17 @@ class PackedHome:
         return DrawnBatches(self, steps, size, purpose, passes=None)
 
     def epochs(self, count: int, size: int, purpose: str = "batches") -> DrawnBatches:
-        steps = count * -(-self._homes.largest["train"] // size)
+        steps = count * -(-self._room["train"] // size)
         return DrawnBatches(self, steps, size, purpose, passes=count)
 
     def all(self, split: str = "train") -> Batch:
-        place = torch.arange(self._homes.largest[split], device=self._card.device)
+        place = torch.arange(self._room[split], device=self._card.device)
         count = self._card[SIZE[split]]
         rows, y = self._homes.find(_within(place, count), self._card, split)
         return Batch(self._homes.take(rows, self._card), y, place < count)
 
     def counts(self, classes: int) -> Tensor:
-        place = torch.arange(self._homes.largest["train"], device=self._card.device)
+        place = torch.arange(self._room["train"], device=self._card.device)
         count = self._card[SIZE["train"]]
         _, y = self._homes.find(_within(place, count), self._card, "train")
         return (one_hot(y, classes) * (place < count)[:, None]).sum(0)
@@ -174,6 +176,11 @@ class PackedHome:
     def _words(self, count: int, name: str) -> Tensor:
         counter = torch.arange(count, device=self._card.device)
         return mix(self._card[SEED], self._round, self._card[CLIENT], purpose(name), counter)
+
+
+def own_room(card: Tensor) -> dict[str, int]:
+    """For a client that is not mapped together with others: room for its own examples. The card is on the CPU."""
+    return {split: max(1, int(card[SIZE[split]])) for split in SPLITS}
 
 
 def entropy(count: int) -> Tensor:

@@ -15,7 +15,7 @@ from ..data.federation import Federation
 from ..errors import LatecomerError, StepError
 from ..method import Method
 from ..tree import Tree
-from .home import WEIGHT, Homes, PackedHome
+from .home import WEIGHT, Homes, PackedHome, own_room
 from .memory import Shelf
 
 T = TypeVar("T")
@@ -45,20 +45,23 @@ class Loop(Shelf):
 
     def _one_by_one(self, step: str, ask: Ask) -> None:
         memories = self.of(ask.run, ask.scratch)
-        cards = tree.upload(self.homes.cards(ask.run, ask.ids), self.device)
+        told = self.homes.cards(ask.run, ask.ids)
+        cards, rooms = tree.upload(told, self.device), [own_room(card) for card in told]
         round_ = torch.tensor(ask.round, device=self.device)
 
         def work(k: int) -> tuple[Tree, Tree]:
-            home = PackedHome(self.homes, cards[k], round_, tree.row(memories.read(ask.ids[k : k + 1]), 0))
+            memory = tree.row(memories.read(ask.ids[k : k + 1]), 0)
+            home = PackedHome(self.homes, cards[k], round_, memory, room=rooms[k])
             return self._work(step, ask, k, home), home.memory
 
         for k, (reply, memory) in enumerate(self._in_order(work, len(ask.ids))):
             one = slice(k, k + 1)
             answer = tree.map(lambda leaf: leaf[None], reply)
+            well = torch.ones(1, dtype=torch.bool, device=self.device)
             if kept := tree.map(lambda leaf: leaf[None], memory):
-                well = tree.finite(answer | {"kept": kept}, rows=True) & ~ask.silent[one]
-                memories.write(ask.ids[one], kept, well)
-            ask.take(one, answer, cards[one, WEIGHT].float(), torch.ones(1, dtype=torch.bool, device=self.device))
+                well = tree.finite(answer | {"kept": kept}, rows=True)  # who keeps nonsense has not answered
+                memories.write(ask.ids[one], kept, well & ~ask.silent[one])
+            ask.take(one, answer, cards[one, WEIGHT].float(), well)
 
     def _in_order(self, work: Callable[[int], T], count: int) -> Iterator[T]:
         """The results for 0 to `count`. So many at a time as there are threads, so that never more wait to be used."""

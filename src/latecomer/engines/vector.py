@@ -21,7 +21,7 @@ from .home import CLIENT, WEIGHT, Homes, PackedHome
 from .memory import Shelf
 from .replays import Replays
 from .reroute import rerouted
-from .room import COPIES, activation_bytes, budget, message_bytes
+from .room import COPIES, MUCH, activation_bytes, budget, message_bytes, padding
 from .tapes import Tapes
 
 Mapped = Callable[..., tuple[Tree, Tree]]
@@ -44,7 +44,9 @@ class Vector(Shelf):
         self.device = torch.device(device)
         self.homes = Homes(federations, self.device, method.task.dtype)
         super().__init__(method, federations, self.device)
-        self.activations = max(self.homes.largest.values()) * activation_bytes(method)
+        largest = max(self.homes.largest.values())
+        self.activations = largest * activation_bytes(method) + method.workspace(self.homes.largest["train"])
+        self.notes = _padded(self.homes.largest["train"], padding(method, federations))
         self.budget = budget(self.device)
         self.fixed = chunk > 0
         self.chunk = chunk or self._fitting()
@@ -132,10 +134,11 @@ class Vector(Shelf):
         if count <= 0:
             return
         reply, kept, weight = (tree.row(part, slice(count)) for part in (reply, kept, weight))
+        well = torch.ones(count, dtype=torch.bool, device=self.device)
         if kept:
-            well = tree.finite(reply | {"kept": kept}, rows=True) & ~ask.silent[rows]
-            self.of(ask.run, ask.scratch).write(ask.ids[rows], kept, well)
-        ask.take(rows, reply, weight["weight"], torch.ones(count, dtype=torch.bool, device=self.device))
+            well = tree.finite(reply | {"kept": kept}, rows=True)  # who keeps nonsense has not answered
+            self.of(ask.run, ask.scratch).write(ask.ids[rows], kept, well & ~ask.silent[rows])
+        ask.take(rows, reply, weight["weight"], well)
 
     def _run(self, step: str, inputs: tuple[Any, ...]) -> tuple[Tree, Tree]:
         asks, shared = len(inputs[0]), bool(inputs[3])
@@ -229,6 +232,16 @@ def same_shapes(asks: Sequence[Ask]) -> list[list[Ask]]:
         )
         forms.setdefault(str(form), []).append(ask)
     return list(forms.values())
+
+
+def _padded(largest: int, times: float) -> list[str]:
+    """What a user should know who chose this engine for clients of very different sizes."""
+    if times <= MUCH:
+        return []
+    return [
+        f"The vector engine takes every client to be as large as the largest, which has {largest} examples: "
+        f"that is at least {times:.0f} times the work of --engine loop; --examples limits it."
+    ]
 
 
 def _flatten(rows: Tree) -> Tree:

@@ -35,6 +35,7 @@ class ATP(KeepsOwnModel, AveragesOneModel, TrainsByPasses):
 
     needs_labels = False
     paper = {"rounds": 600}
+    opening = {"warmup": "plain FedAvg"}
 
     # on the client
 

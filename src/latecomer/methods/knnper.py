@@ -132,7 +132,7 @@ class KnnPer(AveragesOneModel, TrainsByPasses):
 
     by = "examples"  # rounds are FedAvg's (AveragesOneModel); a client is sent the common model
 
-    def review(self, federations: Sequence[Federation], engine: Engine) -> list[str]:
+    def review(self, federations: Sequence[Federation], engine: Engine, rounds: int = 0) -> list[str]:
         check_search(self.search, engine)
         sizes = [self.most(f.weight, lot(f.seed, torch.arange(len(f)), "weak")) for f in federations]
         if self.datastore in ("fifo", "fixed"):

@@ -23,6 +23,8 @@ class LGFedAvg(TrainsByPasses):
     warmup: int = setting(1000, "first rounds of plain FedAvg, before bodies become personal", low=0)
     body_epochs: int = setting(5, "passes over the data of a latecomer, which trains its body, head fixed", low=1)
 
+    opening = {"warmup": "plain FedAvg"}
+
     # on the client
 
     @asked_in("round")

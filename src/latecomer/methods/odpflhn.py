@@ -68,7 +68,9 @@ class ODPFLHN(TrainsByPasses):
         self.set(describer=describer, hyper=Hypernetwork(size, self.task.model.shapes, self.hidden, self.depth))
         rates = {"hyper": self.server_lr, "encoder": self.encoder_lr, "embedding": self.embedding_lr}
         rule = (self.server_momentum, self.server_decay, self.clip, self.schedule)
-        self.set(optimiser=optim.parts(self.server, rates, *rule), steady=self.training == "end-to-end")
+        self.set(optimiser=optim.parts(self.server, rates, *rule))
+        if self.training == "two-phases":
+            self.set(opening={"first_phase": "of the first phase, so nothing is fine-tuned"})
         self.set(noise=privacy.sigma(self.epsilon, self.delta) * describer.sensitivity if self.epsilon else 0.0)
 
     # on the client

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import learn, optim, tree
 from ..clients import Clients, Sending
+from ..errors import SettingError
 from ..method import Method, asked_in, made
 from ..nets.embed import ExampleAndLabel, LabelOnly
 from ..nets.hyper import Hypernetwork, fitted
@@ -52,6 +53,10 @@ class PeFLL(Method):
     optimiser: optim.Adam = made()
 
     def build(self) -> None:
+        if self.descriptor == 1:  # a descriptor's standard deviation is what standardises it
+            raise SettingError(
+                "--descriptor must be at least 2, or 0 for 1 + a quarter of the number of clients; got 1."
+            )
         size = self.descriptor or max(2, 1 + self.clients // 4)
         shape, classes = self.task.shape, self.task.classes
         describer = ExampleAndLabel(shape, classes, size) if self.embed == "example" else LabelOnly(classes, size)

@@ -89,6 +89,10 @@ class PFedGP(AveragesOneModel, TrainsBySteps):
         noise = partial(_noise, home, "predict")
         return self.classifier.log_probability(mine, new, self.predict_draws, noise).to(new.dtype)
 
+    def workspace(self, examples: int) -> int:
+        """A covariance in double precision for every chain, and what a step's gradient needs again."""
+        return 8 * 8 * max(self.draws, self.predict_draws) * examples**2
+
     def embedded(self, params: Tree, batch: Batch) -> Labelled:
         return Labelled(self.task.model(params, batch.x, also=[self.shapes]), batch.y.clamp(min=0), batch.weight > 0)
 

@@ -16,7 +16,7 @@ from ...errors import ProtocolError
 from ...method import Method
 from ...steps import check_names, phase_of, phases_of, steps
 from ...tree import Tree
-from ..home import WEIGHT, Homes, PackedHome, entropy
+from ..home import WEIGHT, Homes, PackedHome, entropy, own_room
 from .notes import Notes
 from .wire import Header, pack, unpack
 
@@ -69,15 +69,13 @@ class Side:
         check_names(work, sent)
         notes.answer(step, shared)
         card = self.homes.cards(header.run, torch.tensor([client]))[0]
-        home = PackedHome(
-            self.homes, card, torch.tensor(header.round), notes.memory(self.blanks[header.run]), self.entropy
-        )
+        memory = notes.memory(self.blanks[header.run])
+        home = PackedHome(self.homes, card, torch.tensor(header.round), memory, self.entropy, own_room(card))
         reply = work(home, **sent)
         # what must happen to a reply before it leaves its client happens here
-        if not bool(tree.finite(reply)):
+        if not bool(tree.finite(reply | {"kept": home.memory})):
             raise ProtocolError("This client's answer was not finite.")  # and the silent keep what they had
-        if bool(tree.finite(home.memory)):
-            notes.remember(home.memory)
+        notes.remember(home.memory)
         content = RecordDict({"reply": pack(reply)})
         if phase_of(header.round, header.scratch) == "round":
             content["metrics"] = MetricRecord({"weight": int(card[WEIGHT])})
