@@ -204,7 +204,7 @@ def test_a_shift_seen_by_three_rules(engine: str) -> None:
         made = make(engine, method, [stream], "cpu")
         for now in (0.5, 0.75, 1.0):
             time = {"first": torch.tensor([0.5, 0.5]), "now": torch.tensor([now, 0.5])}
-            Clients(made, torch.arange(2), 0).run(method.arrive, each=time)
+            Clients(made, torch.arange(2), -2).run(method.arrive, each=time)
             replies = Clients(made, torch.arange(2), -1).run(method.score, shared={"params": WRONG})
             found[rule, now] = replies.each["test"][:, 0].tolist()
     assert found["fifo", 0.5] == found["concatenate", 0.5] == found["fixed", 0.5] == [0.0, 0.0]

@@ -12,7 +12,7 @@ from flwr.app import Message, RecordDict
 from ... import tree
 from ...clients import Ask
 from ...data.federation import Examples, Federation, Rows
-from ...errors import ProtocolError
+from ...errors import LatecomerError, ProtocolError, StepError
 from ...method import Method
 from ...steps import phase_of
 from ...tree import Tree
@@ -135,6 +135,13 @@ class Flower:
         homes.largest |= self.largest or {}
         card = homes.cards(0, torch.tensor([0]))[0]
         home = PackedHome(homes, card, torch.tensor(0), blank_memory(self.method, nobody))
-        with torch.no_grad():
-            reply: Tree = getattr(self.method, step)(home, **sent)
+        try:
+            with torch.no_grad():
+                reply: Tree = getattr(self.method, step)(home, **sent)
+        except LatecomerError:
+            raise
+        except Exception as error:
+            raise StepError(
+                f"Step {step!r} failed on a made-up client, which shows what a reply looks like: {error}"
+            ) from error
         return reply
