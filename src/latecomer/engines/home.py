@@ -78,6 +78,10 @@ class Homes:
             columns += [start[ids] + self.base[split][federation], start[ids + 1] - start[ids]]
         return torch.stack(columns, -1)
 
+    def room(self, card: Tensor) -> dict[str, int]:
+        """For a client that is not mapped together with others: room for its own examples. The card is on the CPU."""
+        return {split: min(max(1, int(card[SIZE[split]])), self.largest[split]) for split in SPLITS}
+
     def find(self, place: Tensor, card: Tensor, split: str) -> tuple[Tensor, Tensor]:
         """Which examples lie at the given places of a client's rows, and their labels, as far as it may know them."""
         last = max(len(self.index[split]) - 1, 0)  # where a client with nothing here would point past the end
@@ -176,11 +180,6 @@ class PackedHome:
     def _words(self, count: int, name: str) -> Tensor:
         counter = torch.arange(count, device=self._card.device)
         return mix(self._card[SEED], self._round, self._card[CLIENT], purpose(name), counter)
-
-
-def own_room(card: Tensor) -> dict[str, int]:
-    """For a client that is not mapped together with others: room for its own examples. The card is on the CPU."""
-    return {split: max(1, int(card[SIZE[split]])) for split in SPLITS}
 
 
 def entropy(count: int) -> Tensor:

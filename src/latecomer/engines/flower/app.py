@@ -16,7 +16,7 @@ from ...errors import ProtocolError
 from ...method import Method
 from ...steps import check_names, phase_of, phases_of, steps
 from ...tree import Tree
-from ..home import WEIGHT, Homes, PackedHome, entropy, own_room
+from ..home import WEIGHT, Homes, PackedHome, entropy
 from .notes import Notes
 from .wire import Header, pack, unpack
 
@@ -70,7 +70,7 @@ class Side:
         notes.answer(step, shared)
         card = self.homes.cards(header.run, torch.tensor([client]))[0]
         memory = notes.memory(self.blanks[header.run])
-        home = PackedHome(self.homes, card, torch.tensor(header.round), memory, self.entropy, own_room(card))
+        home = PackedHome(self.homes, card, torch.tensor(header.round), memory, self.entropy, self.homes.room(card))
         reply = work(home, **sent)
         # what must happen to a reply before it leaves its client happens here
         if not bool(tree.finite(reply | {"kept": home.memory})):
