@@ -19,6 +19,8 @@ from .net import Net
 class Hypernetwork(Net):
     """ReLU layers and one linear head that emits all weights of the target, end to end.
 
+    As in the authors' code of pFedHN and PeFLL, `depth` times a ReLU and a layer follow the first layer, and the head
+    follows the last of them without a ReLU; with `relu_before_head` there is one, as in PeFLL's Table 4.
     The papers describe one head per target tensor. PyTorch draws a linear layer's initial weights by its inputs alone,
     so a single wide head is the same network, evaluated in one product. The target is a tree of shapes: a model's, or
     those of one model a branch. With `spectral`, every layer (in the head, the rows of every tensor) is divided by its
@@ -26,7 +28,13 @@ class Hypernetwork(Net):
     """
 
     def __init__(
-        self, descriptor: int, target: Mapping[str, Any], hidden: int = 100, depth: int = 3, spectral: bool = False
+        self,
+        descriptor: int,
+        target: Mapping[str, Any],
+        hidden: int = 100,
+        depth: int = 3,
+        spectral: bool = False,
+        relu_before_head: bool = False,
     ) -> None:
         self.target: Mapping[str, Any] = tree.flatten(dict(target))
         self.descriptor, self.spectral = descriptor, spectral
@@ -36,6 +44,7 @@ class Hypernetwork(Net):
             layers: list[nn.Module] = [nn.Linear(descriptor, hidden)]
             for _ in range(depth):
                 layers += [nn.ReLU(), nn.Linear(hidden, hidden)]
+            layers += [nn.ReLU()] if relu_before_head else []
             return nn.Sequential(*layers, nn.Linear(hidden, outputs))
 
         super().__init__(build)
