@@ -40,8 +40,8 @@ class Settings:
     partition: str = setting("classes", "how the data fall to the clients; `latecomer list partitions` names them")
     split: Literal["pefll", "pfedhn", "flowdup"] | None = setting(
         None,
-        "whose variant of the classes partition; flowdup (also iid, rotations): latecomers share the test images, have "
-        "no labels, and are scored on all that they have",
+        "whose variant of the classes partition; flowdup (also iid, rotations, natural): latecomers share the test "
+        "images (natural: keep their own), have no labels, and are scored on all that they have",
     )
     classes_per_client: int = setting(
         0, "classes partition: classes a client has; 0: 2 of 10, 10 of 100 (hierarchical: coarse classes; 0: 1)", low=0
