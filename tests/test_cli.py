@@ -89,7 +89,9 @@ def test_show_tells_all_about_a_method(command: Command, words: list[str]) -> No
     assert "The hypernetwork never travels." in out
     assert re.search(r"--server-lr +0\.01 +learning rate of hypernetwork and embeddings \[above 0\]", out)
     assert "Run settings of its paper\n  --split   pfedhn\n  --cohort  1\n" in out
-    assert "  --cohort              1        clients a round [at least 1]" in out, "the paper's default is the default"
+    assert "  --cohort              1        clients a round; 0: all members [at least 0]" in out, (
+        "the paper's default is the default"
+    )
 
 
 def test_a_closed_pipe_is_no_error() -> None:

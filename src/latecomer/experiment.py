@@ -89,7 +89,7 @@ class Experiment:
         method = self.method(federations)
         engine = make(s.engine, method, federations, s.device, chunk=s.chunk, graphs=s.graphs)
         plan = {field.name: getattr(s, field.name) for field in dataclasses.fields(Plan)}
-        return Training(method, federations, engine, Plan(**plan))
+        return Training(method, federations, engine, Plan(**plan | {"cohort": s.cohort or method.members}))
 
     def federations(self) -> list[Federation]:
         """One federation a seed; they share the examples and differ in who owns what."""

@@ -88,6 +88,14 @@ class Method(ABC):
     def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:
         """On the client: logits for `x`, from what `personalise` sent."""
 
+    def predict_held_out(self, home: Home, split: str, x: Tensor, **sent: Tree) -> Tensor:
+        """On the client: logits for its examples of a held-out split, where the model may know those of the other."""
+        return self.predict(home, x, **sent)
+
+    def report(self, home: Home, **sent: Tree) -> Tree:
+        """On the client: what its row in clients.csv says besides its scores: one number a name."""
+        return {}
+
     def spent(self) -> Mapping[str, Any]:
         """What the result says about privacy; nothing where the method gives no guarantee."""
         return {}
@@ -101,7 +109,7 @@ class Method(ABC):
         counts = {}
         for split in ("val", "test"):
             batch = home.all(split)
-            right = (self.predict(home, batch.x, **sent).argmax(-1) == batch.y) & batch.real
+            right = (self.predict_held_out(home, split, batch.x, **sent).argmax(-1) == batch.y) & batch.real
             known = batch.real & (batch.y >= 0)
             counts[split] = torch.stack([right.sum(), known.sum()]).float()
         return counts

@@ -76,7 +76,7 @@ class Settings:
     )
     start: str = setting("", "run folder whose model, one for all clients, the training begins with")
     rounds: int | None = setting(None, "rounds of training; 0 with --start: its model is only personalised", low=0)
-    cohort: int | None = setting(None, "clients a round", low=1)
+    cohort: int | None = setting(None, "clients a round; 0: all members", low=0)
     cohort_labelled: float | None = setting(
         None, "share of a round's clients that are drawn among those with labels; -: all are drawn alike", low=0, high=1
     )

@@ -159,7 +159,7 @@ def spoilt(method: Method, spoil: Callable[[Home, Tree], Tree], only: str = "") 
 
         return work
 
-    steps = [step for step in client_side.steps(kind) if step != "score" and only in ("", step)]
+    steps = [step for step in client_side.steps(kind) if step not in ("score", "report") and only in ("", step)]
     changed = type(kind.__name__, (kind,), {step: wrap(getattr(kind, step)) for step in steps})
     copy = object.__new__(changed)
     copy.__dict__.update(method.__dict__)
