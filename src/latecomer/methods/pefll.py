@@ -47,7 +47,7 @@ class PeFLL(Method):
         "two linear layers in a row at its end (authors' code), or a ReLU after each layer but the last (Table 4)",
     )
     hidden: int = setting(100, "width of the hypernetwork", low=1)
-    depth: int | None = setting(None, "hidden layers of the hypernetwork after its first; -: code 3, paper 1", low=0)
+    depth: int = setting(-1, "hidden layers of the hypernetwork after its first; -1: code 3, paper 1", low=-1)
     mask: Literal["drop", "zero", "none"] = setting(
         "drop",
         "classes a client has no training example of: dropped, logits set to zero (authors' code), or left alone",
@@ -65,7 +65,7 @@ class PeFLL(Method):
         size = self.descriptor or max(2, 1 + self.clients // 4)
         shape, classes = self.task.shape, self.task.classes
         describer = ExampleAndLabel(shape, classes, size) if self.embed == "example" else LabelOnly(classes, size)
-        depth = {"code": 3, "paper": 1}[self.hypernetwork] if self.depth is None else self.depth
+        depth = {"code": 3, "paper": 1}[self.hypernetwork] if self.depth < 0 else self.depth
         hyper = Hypernetwork(
             size, self.task.model.shapes, self.hidden, depth, relu_before_head=self.hypernetwork == "paper"
         )
