@@ -427,6 +427,44 @@ def test_the_split_of_flowdup(partition: str, each: int) -> None:
     assert federation.notes == ()
 
 
+@pytest.mark.parametrize("clients", [0, 9])
+@pytest.mark.parametrize("validators", [0.0, 0.25])
+def test_natural_latecomers_are_described_by_and_scored_on_all_that_they_have(clients: int, validators: float) -> None:
+    """Writers keep what was published as theirs, test examples included; members hold out validation data only."""
+    federation = federate(
+        SOURCE, partition="natural", clients=clients, unseen=0.25, validators=validators, seed=3, **shared_out
+    )
+    own, members, late = rows(federation), federation.members, federation.first_late
+    count = clients or 12
+    assert (len(federation), len(federation) - late, late - members) == (
+        count, round(count * 0.25), round(count * validators),
+    )  # fmt: skip
+    writer = np.arange(800) // 7 % 12
+    theirs = [set(np.flatnonzero(writer == k)) for k in range(12)]
+    for client in range(len(federation)):
+        train, val, test = (set(own[split][client]) for split in SPLITS)
+        assert train | val in theirs, "one writer's examples, and all of them"
+        if client < members:
+            assert not test
+            assert not train & val
+            assert len(val) == pytest.approx(0.2 * len(train | val), abs=2)
+        elif client < late:
+            assert (val, test) == (train, set())
+        else:
+            assert (val, test) == (set(), train)
+    assert len({min(row) for row in own["train"]}) == count, "and no two clients are one writer"
+    assert not federation.labelled[members:].any()
+    assert federation.notes == ()
+
+
+def test_natural_latecomers_may_be_writers_of_the_test_examples_alone() -> None:
+    strangers = replace(SOURCE, client_test=np.arange(200) // 20 + 100)
+    federation = federate(strangers, partition="natural", clients=0, unseen=0.5, **shared_out)
+    assert (len(federation), federation.members) == (22, 11)
+    assert sorted({*everything(federation)}) == list(range(800))
+    assert federation.notes == ()
+
+
 def test_members_hold_out_what_validation_asks_for() -> None:
     federation = federate(CIFAR, partition="classes", clients=625, unseen=0.16, validators=0.04, **shared_out)
     assert (federation.members, federation.validators, len(federation)) == (500, 25, 625)
@@ -441,8 +479,8 @@ FLOWDUP = {"partition": "iid", "clients": 10, "unseen": 0.2} | shared_out
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"partition": "dirichlet"}, r"one of the partitions classes, iid, rotations, not of 'dirichlet'\."),
-        ({"partition": "natural"}, r"not of 'natural'\."),
+        ({"partition": "dirichlet"}, r"one of the partitions classes, iid, natural, rotations, not of 'dirichlet'\."),
+        ({"partition": "pachinko"}, r"not of 'pachinko'\."),
         ({"unseen": 0.0}, "scores latecomers only, and unseen is 0"),
         ({"unseen_labelled": True}, "they must not have labels; give --unseen-labelled false"),
         ({"validators": 0.9}, "validators is 0.9, which of 10 clients leaves no member"),

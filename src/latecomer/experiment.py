@@ -89,7 +89,7 @@ class Experiment:
         method = self.method(federations)
         engine = make(s.engine, method, federations, s.device, chunk=s.chunk, graphs=s.graphs)
         plan = {field.name: getattr(s, field.name) for field in dataclasses.fields(Plan)}
-        return Training(method, federations, engine, Plan(**plan))
+        return Training(method, federations, engine, Plan(**plan | {"cohort": s.cohort or method.members}))
 
     def federations(self) -> list[Federation]:
         """One federation a seed; they share the examples and differ in who owns what."""
@@ -127,8 +127,8 @@ class Experiment:
             raise SettingError(
                 "The seeds leave different numbers of training clients; use fewer --clients or --seeds 1."
             )
-        rounds = self.settings.rounds or 0
-        return kind(task=task, clients=len(first), members=members, rounds=rounds, **self.own)
+        training = {"rounds": self.settings.rounds or 0, "lr_schedule": self.settings.lr_schedule}
+        return kind(task=task, clients=len(first), members=members, **training, **self.own)
 
 
 def make_task(federation: Federation, model: Builder, budgets: Sequence[str] = ()) -> Task:

@@ -42,13 +42,8 @@ class Method(ABC):
     task: Task
     clients: int  # all clients there will ever be, latecomers included
     members: int  # those that train; their ids are 0 .. members-1
-    rounds: int = 0  # of training, where a schedule has to know
-
-    lr_schedule: Course = setting(
-        "constant",
-        "learning rates of training over the rounds: as they are, divided by ten after half and again after three "
-        "quarters of them, or along a cosine to zero",
-    )
+    lr_schedule: Course = "constant"  # of all learning rates in training, on clients and on the server
+    rounds: int = 0  # of training, which a schedule has to know
 
     paper: ClassVar[Mapping[str, Any]] = {}
     """The run settings its paper uses, where they differ from latecomer's own defaults."""
@@ -104,6 +99,10 @@ class Method(ABC):
     def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:
         """On the client: logits for `x`, from what `personalise` sent."""
 
+    def predict_held_out(self, home: Home, split: str, x: Tensor, **sent: Tree) -> Tensor:
+        """On the client: logits for its examples of a held-out split, where the model may know those of the other."""
+        return self.predict(home, x, **sent)
+
     def workspace(self, examples: int) -> int:
         """Bytes that a client step takes beside its model's activations: what grows faster than a client's examples."""
         return 0
@@ -136,7 +135,7 @@ class Method(ABC):
         scored: Tree = {}
         for split in ("val", "test"):
             batch = home.all(split)
-            logits = self.predict(home, batch.x, **sent)
+            logits = self.predict_held_out(home, split, batch.x, **sent)
             known = batch.real & (batch.y >= 0)
             guesses = logits.argmax(-1), torch.where(own, logits, -torch.inf).argmax(-1)
             right, right_among_own = (((guess == batch.y) & known).sum() for guess in guesses)

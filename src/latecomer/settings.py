@@ -40,8 +40,8 @@ class Settings:
     partition: str = setting("classes", "how the data fall to the clients; `latecomer list partitions` names them")
     split: Literal["pefll", "pfedhn", "flowdup"] | None = setting(
         None,
-        "whose variant of the classes partition; flowdup (also iid, rotations): latecomers share the test images, have "
-        "no labels, and are scored on all that they have",
+        "whose variant of the classes partition; flowdup (also iid, rotations, natural): latecomers share the test "
+        "images (natural: keep their own), have no labels, and are scored on all that they have",
     )
     classes_per_client: int = setting(
         0,
@@ -78,9 +78,14 @@ class Settings:
     )
     start: str = setting("", "run folder whose model, one for all clients, the training begins with")
     rounds: int | None = setting(None, "rounds of training; 0 with --start: its model is only personalised", low=0)
-    cohort: int | None = setting(None, "clients a round", low=1)
+    cohort: int | None = setting(None, "clients a round; 0: all members", low=0)
     cohort_labelled: float | None = setting(
         None, "share of a round's clients that are drawn among those with labels; -: all are drawn alike", low=0, high=1
+    )
+    lr_schedule: Literal["constant", "step", "cosine"] | None = setting(
+        None,
+        "learning rates over the rounds of training, on clients and on the server: as they are, divided by ten after "
+        "half and again after three quarters of the rounds, or along a cosine to zero",
     )
     seed: int = setting(
         0, "first seed: of the split, the initial weights, the cohorts and the batches", low=0, high=10**9
@@ -114,6 +119,7 @@ HOUSE: Mapping[str, Any] = {
     "rounds": 5000,
     "cohort": 5,
     "cohort_labelled": None,
+    "lr_schedule": "constant",
 }
 """latecomer's default for a setting that is None, where the method's paper has none either."""
 

@@ -7,6 +7,7 @@ b = B^T e where a > 0, A gets b z^T, q gets b; W gets A^T b mean(X)^T and w gets
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -19,8 +20,12 @@ from latecomer import tree
 from latecomer.clients import Clients
 from latecomer.data import Federation
 from latecomer.engines import make
+from latecomer.errors import UnknownName
 from latecomer.methods.flowdup import FLowDUP
+from latecomer.nets.models import CNN64, MLP
+from latecomer.nets.net import Net
 from latecomer.nets.subspace import Dense, Subspace
+from latecomer.task import Task
 from toys import Spy
 
 X, Y = np.array([[1.0], [2.0], [-1.5], [0.5], [3.0]]), np.array([0, 1, 0, 1, 1])
@@ -186,3 +191,24 @@ def test_a_single_example_describes_and_nothing_is_scored() -> None:
     moved = flat(method.round(state, Clients(engine, torch.tensor([0]), 0))["psi"]) - flat(state["psi"])
     psi = step(PSI, 0, 0, False, 0.0, 1.0)
     assert moved == pytest.approx(np.concatenate([(psi[name] - PSI[name]).ravel() / 2 for name in PSI]), abs=1e-12)
+
+
+def test_an_encoder_may_differ_from_the_client_model() -> None:
+    """Table 3: h1 is a CNN with another last layer, the client model an MLP, and the place of the MLP is learned."""
+    x = np.arange(6 * 64, dtype=np.uint8).reshape(6, 8, 8)
+    images = Federation.from_arrays(x, np.arange(6) % 2, train=[[0, 1, 2, 3]], test=[[4, 5]], classes=2)
+    shape = images.examples.shape
+    task = Task(Net(partial(MLP, shape, 2)), shape, 2)
+    sizes = {"dimension": 5, "embedding": 7, "hidden": 3, "batch": 4}
+    method = FLowDUP(task=task, clients=1, members=1, encoder="cnn64", **sizes)
+    assert dict(method.h1.shapes) == dict(Net(partial(CNN64, shape, 7)).shapes)
+    assert dict(method.space.net.shapes) == dict(task.model.shapes)
+    same = FLowDUP(task=task, clients=1, members=1, **sizes)
+    assert dict(same.h1.shapes) == dict(Net(partial(MLP, shape, 7)).shapes), "by default they are alike"
+    engine = make("vector", method, [images], "cpu")
+    state = method.init(torch.Generator().manual_seed(0))
+    after = method.round(state, Clients(engine, torch.tensor([0]), 0))
+    moved = tree.ravel(after["psi"]["h1"]) - tree.ravel(state["psi"]["h1"])
+    assert moved.abs().max() > 0
+    with pytest.raises(UnknownName, match="There is no value for --encoder 'cnn46'; did you mean 'cnn64'"):
+        FLowDUP(task=task, clients=1, members=1, encoder="cnn46", **sizes)

@@ -18,8 +18,10 @@ from latecomer.data.shuffle import lot
 from latecomer.engines import make
 from latecomer.engines.home import Homes, PackedHome
 from latecomer.errors import SettingError
+from latecomer.experiment import Experiment
+from latecomer.method import Method
 from latecomer.methods.knnper import KnnPer
-from latecomer.nets.neighbours import Datastore, held, nearest
+from latecomer.nets.neighbours import Datastore, best, held, nearest
 
 # Client 0 trains on the first three and validates on the next two; client 1 has one example and is a latecomer.
 X = [[0.0], [1.0], [4.0], [0.2], [3.8], [2.0], [9.0]]
@@ -45,7 +47,7 @@ def test_a_round_is_fedavgs() -> None:
     start = np.array([0.3, -0.2, 0.1, 0.5])
     state = {"params": {"weight": tensor(start[:2].reshape(2, 1)), "bias": tensor(start[2:])}}
     after = method.round(state, Clients(make("vector", method, [FEDERATION], "cpu"), torch.tensor([0]), 0))
-    assert flat(after["params"]) == pytest.approx(descend(start, X[:3], Y[:3], 2, 0.1), abs=1e-12)
+    assert flat(after["params"]) == pytest.approx(descend(start, X[:3], Y[:3], 2, 0.1, decay=5e-4), abs=1e-12)
 
 
 def vote(store: Datastore, query: float, count: int, sigma: float, **options: str) -> object:
@@ -87,12 +89,12 @@ def test_validation_data_choose_the_blend() -> None:
     0.5 and 1, both right, it is 1, which finds the labels likelier, in whatever order they come.
     """
     likely = 1 / (1 + np.exp(3.6))
-    for blends, best in (((0.0, 0.3, 0.5), 0.5), ((0.0, 0.5, 1.0), 1.0), ((1.0, 0.5, 0.0), 1.0)):
+    for blends, wanted in (((0.0, 0.3, 0.5), 0.5), ((0.0, 0.5, 1.0), 1.0), ((1.0, 0.5, 0.0), 1.0)):
         method = build(neighbours=(1,), blends=blends)
-        blend, _ = method.best(home(0).all("val"), method.voter(method.store(home(0), WRONG)), WRONG)
-        assert blend.item() == best
+        _, blend, _ = method.choose(home(0), WRONG)
+        assert blend.item() == wanted
         found = method.predict(home(0), tensor([[0.2]]), params=WRONG)[0].exp().numpy()
-        assert found == pytest.approx([best + (1 - best) * likely, (1 - best) * (1 - likely)], abs=1e-9)
+        assert found == pytest.approx([wanted + (1 - wanted) * likely, (1 - wanted) * (1 - likely)], abs=1e-9)
 
 
 def test_more_right_outweighs_likelier() -> None:
@@ -107,7 +109,8 @@ def test_more_right_outweighs_likelier() -> None:
         np.array([[0.0], [1.0]]), np.array([0, 0]), train=[[0, 1]], val=[[0, 1]], test=[[0]], classes=2
     )
     shares = tensor([[[0.51, 0.49], [0.51, 0.49]]])
-    blend, _ = build(blends=(0.0, 1.0)).best(home(0, clients).all("val"), lambda features: shares, model)
+    held_out = home(0, clients).all("val")
+    blend, _ = best(shares, linear_task(1).logits(model, held_out.x), held_out, (0.0, 1.0))
     assert blend.item() == 1.0
 
 
@@ -122,11 +125,77 @@ def test_validation_data_choose_k_and_sigma() -> None:
     )
     method = build(neighbours=(1, 3), sigma=(0.01, 10.0), blends=(1.0,))
     mine = home(0, clients)
-    _, kind = method.best(mine.all("val"), method.voter(method.store(mine, WRONG)), WRONG)
+    _, _, kind = method.choose(mine, WRONG)
     assert kind.tolist() == [3]
     weight = np.exp(-np.array([0.05, 0.25, 0.35]) / 10)
-    found = method.predict(mine, tensor([[0.05]]), params=WRONG)[0].exp().numpy()
+    found = method.predict_held_out(mine, "val", tensor([[0.05]]), params=WRONG)[0].exp().numpy()
     assert found == pytest.approx([weight[1:].sum() / weight.sum(), weight[0] / weight.sum()])
+    for engine in ("vector", "loop", "flower"):
+        asked = Clients(make(engine, method, [clients], "cpu"), torch.tensor([0]), -1)
+        told = asked.run(method.report, shared={"params": WRONG}).each
+        assert {name: value.tolist() for name, value in told.items()} == {
+            "blend": [1.0],
+            "neighbours": [3.0],
+            "sigma": [10.0],
+        }
+
+
+def test_what_a_client_reports() -> None:
+    """The blend that counts is 0 where nobody can vote; prototypes all vote, so there is neither k nor sigma."""
+    bare = Federation.from_arrays(
+        np.array(X), np.array(Y), train=[[0, 1, 2]], val=[[3, 4]], test=[[3]], labelled=[False], classes=2
+    )
+    method = build(blends=(0.5, 1.0))
+    assert method.report(home(0), params=WRONG)["blend"].item() == 1.0
+    assert method.report(home(0, bare), params=WRONG)["blend"].item() == 0.0
+    assert build(prototypes=1, prototype_steps=1).report(home(0), params=WRONG).keys() == {"blend"}
+    assert Method.report(method, home(0), params=WRONG) == {}, "others have nothing to say"
+
+
+def test_validation_examples_join_the_datastore_once_a_client_has_chosen() -> None:
+    """At 2.45 the nearest training example is 1 (class 0), 1.45 away; validation example 3.8 (class 1) is nearer."""
+    query, second = tensor([[2.45]]), pytest.approx([0.0, 1.0], abs=1e-9)
+    first = pytest.approx([1.0, 0.0], abs=1e-9)
+    method = build(neighbours=(1,), blends=(1.0,))
+    assert method.predict(home(0), query, params=WRONG)[0].exp().numpy() == second
+    assert method.predict_held_out(home(0), "test", query, params=WRONG)[0].exp().numpy() == second
+    assert method.predict_held_out(home(0), "val", query, params=WRONG)[0].exp().numpy() == first
+    without = build(neighbours=(1,), blends=(1.0,), store_validation=False)
+    assert without.predict(home(0), query, params=WRONG)[0].exp().numpy() == first
+
+
+@pytest.mark.parametrize("engine", ["vector", "loop"])
+def test_validation_examples_do_not_vote_for_themselves(engine: str) -> None:
+    """0.1 is of class 1, its neighbour of class 0: the validation score, which selects rounds, must say so."""
+    odd = Federation.from_arrays(
+        np.array([[0.0], [0.1], [0.1]]), np.array([0, 1, 1]), train=[[0]], val=[[1]], test=[[2]], classes=2
+    )
+    method = build(neighbours=(1,), blends=(1.0,))
+    counts = Clients(make(engine, method, [odd], "cpu"), torch.tensor([0]), -1).run(
+        method.score, shared={"params": WRONG}
+    )
+    assert {split: counts.each[split][0].tolist() for split in ("val", "test")} == {
+        "val": [0.0, 1.0],
+        "test": [1.0, 1.0],
+    }
+
+
+def test_capacity_keeps_a_random_share_of_the_validation_examples() -> None:
+    count = 40
+    x, y = np.arange(count)[:, None] * 1.0, np.arange(count) // 20  # sorted by class
+    many = Federation.from_arrays(x, y, train=[[0, 39]], val=[[*range(count)]], test=[[0]], classes=2)
+    kept = build(capacity=0.5).store(home(0, many), WRONG, "val").known
+    assert int(kept.sum()) == 20
+    assert 4 < int(kept[:20].sum()) < 16, "of both classes"
+
+
+def test_the_run_is_the_papers_on_cifar() -> None:
+    """200 rounds with full participation; the score is the mean over examples."""
+    training = Experiment.parse("knnper", {"clients": "12", "unseen": "0.25"}).training()
+    assert (training.plan.rounds, training.plan.cohort, training.plan.select) == (200, 9, "pooled")
+    assert training.cohort(0, 0).tolist() == list(range(9))
+    assert (training.methods[0].batch, training.methods[0].epochs) == (128, 1)  # type: ignore[attr-defined]
+    training.lockstep.close()
 
 
 def test_without_validation_examples_or_labels_the_model_stands_alone() -> None:

@@ -155,3 +155,56 @@ def test_the_regulariser_may_enter_the_gradient() -> None:
     learned = state["learned"]
     wanted = [0.2 * tree.ravel(learned["embed"]), 0.3 * tree.ravel(learned["hyper"])]
     assert moments["gradient"] - moments["step"] == pytest.approx(0.2 * torch.cat(wanted).numpy(), abs=1e-6)
+
+
+def test_the_paper_has_a_relu_before_the_weights_and_one_hidden_layer_less() -> None:
+    """Table 4: descriptor, 100, ReLU, 100, ReLU, weights. The authors' code: four layers of 100, then the weights."""
+    task = linear_task(1, torch.float32)
+    shapes = {}
+    for name in ("code", "paper"):
+        hyper = PeFLL(task=task, clients=8, members=6, hypernetwork=name).hyper
+        shapes[name] = [tuple(shape) for key, shape in hyper.shapes.items() if key.endswith("weight")]
+    assert shapes == {
+        "code": [(100, 3), *[(100, 100)] * 3, (4, 100)],
+        "paper": [(100, 3), (100, 100), (4, 100)],
+    }
+    assert PeFLL(task=task, clients=8, members=6).hypernetwork == "code"
+    assert len(PeFLL(task=task, clients=8, members=6, hypernetwork="paper", depth=0).hyper.shapes) == 4
+
+
+def test_the_hypernetwork_of_table_4() -> None:
+    """A z + a is negative in places, and so is what the second layer makes of it: by hand, both are cut at zero."""
+    sizes = {"embed": "label", "descriptor": 2, "hidden": 2, "hypernetwork": "paper"}
+    method = PeFLL(task=linear_task(1, torch.float32), clients=3, members=2, **sizes)
+    middle, m = np.array([[-0.6, 0.9], [1.1, 0.4]]), np.array([0.2, -0.7])
+    layers = {"0": (A, a), "2": (middle, m), "4": (B, c)}
+    params = {
+        f"{number}.{name}": tensor(value, torch.float32)
+        for number, pair in layers.items()
+        for name, value in zip(("weight", "bias"), pair, strict=True)
+    }
+    assert method.hyper.shapes.keys() == params.keys()
+    first = np.maximum(Z @ A.T + a, 0)
+    between = first @ middle.T + m
+    assert (between < 0).any()
+    assert (between > 0).any()
+    found = method.hyper.generate(params, tensor(Z, torch.float32))
+    close(flat(found), np.maximum(between, 0) @ B.T + c)
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_the_batch_that_describes_a_client_has_a_size_of_its_own(size: int) -> None:
+    """Client 1 has examples of both classes; one alone describes it as its class, and only that class learns."""
+    method, state = build(describe_batch=size)
+    spy = Spy(make("vector", method, [FEDERATION], "cpu"))
+    method.round(state, Clients(spy, torch.tensor([1]), 0))
+    (_, describe), _, (_, backprop) = spy.asks
+    v = describe.collector.replies().each["v"][0].numpy()
+    learned = (backprop.collector.mean()["embed"]["weight"] != 0).any(0).tolist()
+    if size:
+        gaps = [float(np.abs(v - (E[:, label] + e)).max()) for label in (0, 1)]
+        assert sorted(gap < 1e-6 for gap in gaps) == [False, True]
+        assert learned == [gap < 1e-6 for gap in gaps]
+    else:
+        close(v, V[1])
+        assert learned == [True, True]

@@ -12,7 +12,7 @@ import torch
 
 from ..errors import SettingError, UnknownName
 from .federation import SPLITS, Federation, places
-from .partitions import NOBODY, PARTITIONS, SHARED_OUT, TEST, TRAIN, VAL, Dealt, Plan
+from .partitions import FLOWDUP, NOBODY, PARTITIONS, TEST, TRAIN, VAL, Dealt, Plan
 from .sources import Source, load
 
 
@@ -41,7 +41,8 @@ def federate(
 
     The last `unseen` share of the clients are latecomers, the `validators` share before them validators. A seeded
     `labelled` share of the members has labels; the others have them if `unseen_labelled`. As the split "flowdup",
-    latecomers share the test examples and are scored on what describes them; so are validators, on training examples.
+    latecomers share the test examples (natural ones have all their own) and are scored on what describes them; so are
+    validators, on training examples.
     With `rotations` every client draws one of these angles for all its images. `examples` above zero is the most that
     a client may train on. `unseen_alpha` above zero is the latecomers' own Dirichlet alpha. `budgets`
     names sizes of model (S, M, L); members, and the others too, fall into groups of equal number, one a size.
@@ -56,12 +57,13 @@ def federate(
     _check_options(source, labelled, examples, seed, angles)
     if own := split == "flowdup":
         _check_flowdup(partition, unseen, unseen_labelled)
-        plan = replace(plan, late=_set_apart(unseen, validators, clients)[0])
+        plan = replace(plan, late=_set_apart(unseen, validators, clients)[0] if clients else 0)
     dealt = PARTITIONS[partition](source, plan, _random(seed, "partition"))
     late, judges = _set_apart(unseen, validators, dealt.clients)
     members = dealt.clients - late - judges
     if own:  # nothing is held out of what a validator or a latecomer has
         dealt.split[(dealt.split == VAL) & (dealt.owner >= members)] = TRAIN
+        dealt.split[dealt.owner >= members + judges] = TEST
     rows = _rows(_capped(dealt, examples, (TRAIN, TEST) if own else (TRAIN,), _random(seed, "examples")))
     federation = Federation.from_arrays(
         source.x,
@@ -188,10 +190,8 @@ def _check(source: Source, partition: str, plan: Plan) -> None:
 
 
 def _check_flowdup(partition: str, unseen: float, unseen_labelled: bool) -> None:
-    if partition not in SHARED_OUT:
-        raise SettingError(
-            f"The split 'flowdup' is one of the partitions {', '.join(SHARED_OUT)}, not of {partition!r}."
-        )
+    if partition not in FLOWDUP:
+        raise SettingError(f"The split 'flowdup' is one of the partitions {', '.join(FLOWDUP)}, not of {partition!r}.")
     if not unseen:
         raise SettingError("The split 'flowdup' scores latecomers only, and unseen is 0; ask for some.")
     if unseen_labelled:

@@ -28,7 +28,7 @@ class Plan:
     """What a partition is asked for."""
 
     clients: int
-    split: str  # of `classes`: as "pefll" or as "pfedhn"; of SHARED_OUT also as "flowdup"
+    split: str  # of `classes`: as "pefll" or as "pfedhn"; of FLOWDUP also as "flowdup"
     classes_per_client: int  # 0: `_usual_classes`; one coarse class
     alpha: float  # of `dirichlet` and `pachinko`: small makes clients unlike each other
     over: str  # of `dirichlet`: each class has shares over the "clients", or each client has shares over the "classes"
@@ -137,12 +137,17 @@ def rotations(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
 
 
 def natural(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
-    """Every client is one of the writers, speakers or devices that the source names; `clients=0` takes them all."""
+    """Every client is one of the writers, speakers or devices that the source names; `clients=0` takes them all.
+
+    `flowdup`: nobody holds out test examples, as latecomers are scored on all that they have and members are not.
+    """
     writer, test_is_theirs = _writers(source)
     y = source.y
     split = np.full(len(y), TRAIN, np.int8)
     notes: tuple[str, ...] = ()
-    if test_is_theirs:
+    if plan.split == "flowdup":
+        pass  # what was published as test examples is the clients' own like the rest
+    elif test_is_theirs:
         split[len(source.y_train) :] = TEST
     else:
         _hold_out_of(split, writer, y, TEST, 0.2, random)
@@ -157,7 +162,7 @@ def natural(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
     return Dealt(number[writer], split, len(chosen), notes)
 
 
-SHARED_OUT = ("classes", "iid", "rotations")
+FLOWDUP = ("classes", "iid", "natural", "rotations")
 """The partitions that know the split "flowdup"."""
 
 PARTITIONS: dict[str, Partition] = {

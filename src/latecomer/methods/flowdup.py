@@ -7,7 +7,8 @@ theta_0 + P v, and the place psi_r that all models are pulled to. A latecomer ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 
 from .. import learn, optim, tree
 from ..clients import Clients, Sending
+from ..errors import UnknownName
 from ..method import InSubspace, asked_in, made
+from ..nets.models import MODELS
 from ..nets.net import Net
 from ..nets.subspace import Subspace
 from ..settings import setting
-from ..task import Batch, Home
+from ..task import Batch, Home, Task
 from ..tree import Tree
 
 
@@ -31,7 +34,10 @@ class FLowDUP(InSubspace):
     loss: Literal["mean", "sum"] = setting("mean", "over the scored half of a batch: the mean loss, or (paper) the sum")
     lambda_reg: float = setting(1e-4, "strength of the pull on a client's place to psi_r (lambda)", low=0)
     learned_regulariser: bool = setting(True, "psi_r is learned; else it is 0 (equation 31)")
-    embedding: int = setting(256, "outputs of h1, which is the client model with another last layer", low=1)
+    encoder: str = setting(
+        "model", "h1: the client model (model), or one of `latecomer list models`, with another last layer"
+    )
+    embedding: int = setting(256, "outputs of h1", low=1)
     hidden: int = setting(256, "width of the hidden layer of h2", low=1)
     server: Literal["adam", "sgd"] = setting("adam", "how the server follows the mean change")
     server_lr: float = setting(1e-3, "the server's learning rate (eta_g); with sgd, 1 adds the mean change", above=0)
@@ -48,10 +54,18 @@ class FLowDUP(InSubspace):
         super().build()
         layers = ((self.embedding, self.hidden), (self.hidden, self.space.size))
         h2 = Net(lambda: nn.Sequential(nn.Linear(*layers[0]), nn.ReLU(), nn.Linear(*layers[1])))
-        self.set(h1=self.task.widened(self.embedding), h2=h2)
+        self.set(h1=self.encoding_task().widened(self.embedding), h2=h2)
         adam = optim.Adam(self.server_lr, (0.9, self.server_beta), schedule=self.schedule)
         sgd = optim.SGD(self.server_lr, schedule=self.schedule)
         self.set(optimiser=adam if self.server == "adam" else sgd)
+
+    def encoding_task(self) -> Task:
+        """The task with the model that h1 is made of, which may differ from the clients' (Table 3)."""
+        if self.encoder == "model":
+            return self.task
+        if self.encoder not in MODELS:
+            raise UnknownName("value for --encoder", self.encoder, ["model", *MODELS])
+        return replace(self.task, model=Net(partial(MODELS[self.encoder], self.task.shape, self.task.classes)))
 
     # on the client
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -18,10 +19,10 @@ from ..data.federation import Federation
 from ..data.shuffle import lot
 from ..errors import SettingError
 from ..method import AveragesOneModel, TrainsByPasses, asked_in, made
-from ..nets.neighbours import Datastore, Kernel, Rule, Search, check_search, held, lowered, room
+from ..nets.neighbours import Datastore, Kernel, Rule, Search, best, check_search, drawn, held, listed, lowered, room
 from ..nets.prototypes import ProtoNN
 from ..settings import setting
-from ..task import Batch, Home, one_hot
+from ..task import Home
 from ..tree import Tree
 
 Vote = Callable[[Tensor], Tensor]  # from features to class shares, one layer for every k and sigma there is to try
@@ -29,24 +30,23 @@ Vote = Callable[[Tensor], Tensor]  # from features to class shares, one layer fo
 
 @dataclass(frozen=True, kw_only=True)
 class KnnPer(AveragesOneModel, TrainsByPasses):
+    lr: float = setting(0.03, "local learning rate", above=0)
+    batch: int = setting(128, "examples a batch", low=1)
+    weight_decay: float = setting(5e-4, "local weight decay", low=0)
     neighbours: tuple[int, ...] = setting((10,), "nearest examples that vote (k); of several a client chooses", low=1)
     sigma: tuple[float, ...] = setting(
         (1.0,), "scale of distances: the smaller, the more the nearest count; of several a client chooses", above=0
     )
     blends: tuple[float, ...] = setting(
-        (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0),
-        "weights of the vote (lambda) that a client tries on validation data",
-        low=0,
-        high=1,
+        (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0), "weights of the vote (lambda) that a client tries", low=0, high=1
+    )
+    store_validation: bool = setting(
+        True, "validation examples join the datastore once a client has chosen (not where data arrive in time)"
     )
     kernel: Kernel = setting("distance", "votes weigh exp(-distance / sigma), or as in the authors' code by its square")
-    capacity: float = setting(
-        1.0, "share of its training examples that a client keeps in the datastore", above=0, high=1
-    )
+    capacity: float = setting(1.0, "share of its examples that a client keeps in the datastore", above=0, high=1)
     weak: float = setting(0.0, "share of the clients that are weak, drawn at random", low=0, high=1)
-    weak_capacity: float = setting(
-        0.1, "the capacity of a weak client; 0: it has the common model alone", low=0, high=1
-    )
+    weak_capacity: float = setting(0.1, "a weak client's capacity; 0: it has the common model alone", low=0, high=1)
     datastore: Rule = setting("all", "what it holds: all examples, or as they arrive the latest, all so far, the first")
     first: float = setting(0.5, "arriving data: share of the examples that are there at the beginning", low=0, high=1)
     prototypes: int = setting(0, "learned prototypes a class in the place of examples (ProtoNN); 0: none", low=0)
@@ -54,6 +54,8 @@ class KnnPer(AveragesOneModel, TrainsByPasses):
     prototype_steps: int = setting(100, "gradient steps that fit the prototypes", low=0)
     prototype_lr: float = setting(0.01, "learning rate of the prototypes", above=0)
     search: Search = setting("auto", "how neighbours are found; auto: by FAISS where that is installed and pays")
+
+    paper = {"rounds": 200, "cohort": 0, "lr_schedule": "step"}  # on CIFAR-10 and CIFAR-100
 
     compress: ProtoNN = made()
 
@@ -77,20 +79,44 @@ class KnnPer(AveragesOneModel, TrainsByPasses):
         return {}
 
     def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
-        store = self.store(home, params)
-        vote = self.voter(store)
-        blend, which = self.best(home.all("val"), vote, params)
+        store, blend, kind = self.choose(home, params)
+        if self.store_validation and not home.memory:
+            store = store.joined(self.store(home, params, "val"))
+        return self.blended(x, params, store, blend, kind)
+
+    def predict_held_out(self, home: Home, split: str, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
+        """Validation examples choose, and select rounds, so the datastore that predicts them is without them."""
+        if split == "val":
+            return self.blended(x, params, *self.choose(home, params))
+        return self.predict(home, x, params=params)
+
+    def report(self, home: Home, *, params: Tree) -> Tree:  # type: ignore[override]
+        """What the client chose: lambda (0 where nobody can vote), and k and sigma where examples vote."""
+        _, blend, kind = self.choose(home, params)
+        if self.prototypes:
+            return {"blend": blend}
+        counts, sigmas = zip(*product(self.neighbours, self.sigma), strict=True)
+        return {"blend": blend, "neighbours": listed(counts, blend)[kind][0], "sigma": listed(sigmas, blend)[kind][0]}
+
+    def choose(self, home: Home, params: Tree) -> tuple[Datastore, Tensor, Tensor]:
+        """The datastore of training examples, and what validation examples choose with it: lambda, the kind of vote."""
+        store, held_out = self.store(home, params), home.all("val")
+        features, logits = self.task.model.features(params, held_out.x)
+        blend, kind = best(self.voter(store)(features), logits, held_out, self.blends)
+        return store, torch.where(store.known.any(), blend, 0.0), kind  # there may be nobody to vote
+
+    def blended(self, x: Tensor, params: Tree, store: Datastore, blend: Tensor, kind: Tensor) -> Tensor:
+        """Equation 7: probabilities, not logits, are blended."""
         features, logits = self.task.model.features(params, x)
-        blend = torch.where(store.known.any(), blend, 0.0)  # nobody to vote
-        mixed = blend * vote(features)[which][0] + (1 - blend) * logits.softmax(-1)
+        mixed = blend * self.voter(store)(features)[kind][0] + (1 - blend) * logits.softmax(-1)
         return mixed.clamp(min=1e-12).log()
 
-    def store(self, home: Home, params: Tree) -> Datastore:
+    def store(self, home: Home, params: Tree, split: str = "train") -> Datastore:
         """Equation 3: the features of the client's examples, and their labels."""
-        mine = home.all() if home.memory else home.batch(len(home.all().y), "datastore")  # as it came, or shuffled
+        mine = home.all(split)
         count, place = mine.real.sum(), torch.arange(len(mine.y), device=mine.y.device)
         most = self.most(count, home.lot("weak"))
-        kept = place < most
+        kept = drawn(place, count, home.lot(f"datastore {split}")) < most
         if home.memory:
             first, now = ((home.memory[name] * count).round() for name in ("first", "now"))
             kept = held(self.datastore, place, first, now, most)
@@ -107,21 +133,6 @@ class KnnPer(AveragesOneModel, TrainsByPasses):
             return lambda features: store.votes(features, self.neighbours, self.sigma, self.kernel)
         model = self.compress.fit(store)
         return lambda features: self.compress.vote(model, features)[None]
-
-    def best(self, held_out: Batch, vote: Vote, params: Tree) -> tuple[Tensor, Tensor]:
-        """The weight of the vote, and the kind of vote, that get most validation examples right.
-
-        Equation 7 for all of them at once: probabilities, not logits, are blended. Small clients get all right in many
-        ways: of equals the one that finds the labels likelier (on average, so below one example), then the first.
-        """
-        features, logits = self.task.model.features(params, held_out.x)
-        tried = torch.stack([torch.full((), blend, device=logits.device) for blend in self.blends]).to(logits.dtype)
-        votes = vote(features)  # [kinds, examples, classes]
-        likely = logits.softmax(-1).lerp(votes, tried[:, None, None, None])
-        truth = (likely * one_hot(held_out.y, self.task.classes)).sum(-1) / held_out.weight.sum().clamp(min=1)
-        gain = (((likely.argmax(-1) == held_out.y) + truth) * held_out.weight).sum(-1)
-        chosen = gain.flatten().argmax(0, keepdim=True)
-        return tried[chosen // len(votes)][0], chosen % len(votes)
 
     def memory(self, generator: torch.Generator) -> Tree:
         if self.datastore == "all":

@@ -28,7 +28,8 @@ from ..tree import Tree
 class PeFLL(Method):
     lr: float = setting(2e-3, "local learning rate", above=0)
     steps: int = setting(50, "local batches a round (k)", low=1)
-    batch: int = setting(32, "examples a batch, and in the batch that describes a client in training", low=1)
+    batch: int = setting(32, "examples a batch", low=1)
+    describe_batch: int = setting(0, "examples in the batch that describes a client in training; 0: as --batch", low=0)
     momentum: float = setting(0.9, "local momentum", low=0, high=0.999)
     clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0)
     server_lr: float = setting(2e-4, "Adam's learning rate for embedding network and hypernetwork (beta)", above=0)
@@ -42,8 +43,12 @@ class PeFLL(Method):
     embed: Literal["example", "label"] = setting(
         "example", "embedding network: LeNet with label planes, or linear on labels"
     )
+    hypernetwork: Literal["code", "paper"] = setting(
+        "code",
+        "two linear layers in a row at its end (authors' code), or a ReLU after each layer but the last (Table 4)",
+    )
     hidden: int = setting(100, "width of the hypernetwork", low=1)
-    depth: int = setting(3, "hidden layers of the hypernetwork after its first", low=0)
+    depth: int = setting(-1, "hidden layers of the hypernetwork after its first; -1: code 3, paper 1", low=-1)
 
     paper = {"split": "pefll", "cohort": 5, "rounds": 5000}
 
@@ -60,7 +65,11 @@ class PeFLL(Method):
         size = self.descriptor or max(2, 1 + self.clients // 4)
         shape, classes = self.task.shape, self.task.classes
         describer = ExampleAndLabel(shape, classes, size) if self.embed == "example" else LabelOnly(classes, size)
-        self.set(describer=describer, hyper=Hypernetwork(size, self.task.model.shapes, self.hidden, self.depth))
+        depth = {"code": 3, "paper": 1}[self.hypernetwork] if self.depth < 0 else self.depth
+        hyper = Hypernetwork(
+            size, self.task.model.shapes, self.hidden, depth, relu_before_head=self.hypernetwork == "paper"
+        )
+        self.set(describer=describer, hyper=hyper)
         decay = 2 * self.lambda_theta  # the gradient of lambda_theta * |theta|^2 is weight decay
         self.set(local=learn.SGD(self.lr, self.momentum, decay, self.clip, self.schedule))
         self.set(optimiser=optim.Adam(self.server_lr, clip=self.clip, schedule=self.schedule))
@@ -69,7 +78,7 @@ class PeFLL(Method):
 
     @asked_in("round")
     def describe(self, home: Home, *, embed: Tree) -> Tree:
-        return self.descriptor_of(home.batch(self.batch, "describe"), embed)
+        return self.descriptor_of(home.batch(self.describe_batch or self.batch, "describe"), embed)
 
     @asked_in("personalise")
     def describe_fully(self, home: Home, *, embed: Tree) -> Tree:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .. import tree
 from ..clients import Clients
 from ..learn import pullback
+from ..optim import Adam
 from ..replies import Replies
 from ..steps import Step
 from ..tree import Tree
@@ -20,6 +21,8 @@ from .net import Net
 class Hypernetwork(Net):
     """ReLU layers and one linear head that emits all weights of the target, end to end.
 
+    As in the authors' code of pFedHN and PeFLL, `depth` times a ReLU and a layer follow the first layer, and the head
+    follows the last of them without a ReLU; with `relu_before_head` there is one, as in PeFLL's Table 4.
     The papers describe one head per target tensor. PyTorch draws a linear layer's initial weights by its inputs alone,
     so a single wide head is the same network, evaluated in one product. The target is a tree of shapes: a model's, or
     those of one model a branch. With `spectral`, every layer (in the head, the rows of every tensor) is divided by its
@@ -27,7 +30,13 @@ class Hypernetwork(Net):
     """
 
     def __init__(
-        self, descriptor: int, target: Mapping[str, Any], hidden: int = 100, depth: int = 3, spectral: bool = False
+        self,
+        descriptor: int,
+        target: Mapping[str, Any],
+        hidden: int = 100,
+        depth: int = 3,
+        spectral: bool = False,
+        relu_before_head: bool = False,
     ) -> None:
         self.target: Mapping[str, Any] = tree.flatten(dict(target))
         self.descriptor, self.spectral = descriptor, spectral
@@ -37,6 +46,7 @@ class Hypernetwork(Net):
             layers: list[nn.Module] = [nn.Linear(descriptor, hidden)]
             for _ in range(depth):
                 layers += [nn.ReLU(), nn.Linear(hidden, hidden)]
+            layers += [nn.ReLU()] if relu_before_head else []
             return nn.Sequential(*layers, nn.Linear(hidden, outputs))
 
         super().__init__(build)
@@ -100,3 +110,18 @@ def fitted(
     params, pull = pullback(generate, *inputs)
     replies = clients.run(fit, shared=shared, each={"params": params} | (each or {}))
     return replies, lambda change: pull(tree.scale(change, -1))
+
+
+def fit_descriptors(turns: Sequence[Clients], fit: Step, generate: Callable[..., Tree], v: Tensor, lr: float) -> Tensor:
+    """Descriptors of new clients, fitted by Adam over some exchanges while the hypernetwork stays as it is.
+
+    Adam, because how large gradients are depends on data, local training and hypernetwork, while descriptors are of
+    the order of one; and no clipping, so that clients do not affect each other.
+    """
+    params, optimiser = {"v": v}, Adam(lr)
+    state = tree.to(optimiser.init(params), v.device)
+    for clients in turns:
+        update, pull = fitted(clients, fit, generate, params["v"])
+        (gradient,) = pull(update.each)
+        params, state = optimiser.step(params, {"v": gradient}, state)
+    return params["v"]

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..clients import Engine
+from ..data.shuffle import shuffled
 from ..errors import SettingError, need
-from ..task import one_hot
+from ..task import Batch, one_hot
 from .search import installed, near
 
 Rule = Literal["all", "fifo", "concatenate", "fixed"]
@@ -54,6 +55,13 @@ class Datastore:
                 votes = (weight[:, None] @ ballots)[:, 0]
                 shares.append(votes / votes.sum(1, keepdim=True).clamp(min=1e-12))
         return torch.stack(shares)
+
+    def joined(self, other: Datastore) -> Datastore:
+        """Both datastores as one; of equally near examples those of this one count as stored first."""
+        keys, labels, known = (
+            torch.cat([getattr(one, name) for one in (self, other)]) for name in ("keys", "labels", "known")
+        )
+        return Datastore(keys, labels, known, self.classes, self.search)
 
     def _distances(self, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """From every query to all examples, or to those that can be among the nearest; and their labels.
@@ -107,6 +115,31 @@ def nearest(distance: Tensor, count: int) -> Tensor:
     last = distance.topk(min(count, distance.shape[1]), largest=False).values[:, -1:]
     nearer, equal = distance < last, distance == last
     return nearer | (equal & (equal.cumsum(1) <= count - nearer.sum(1, keepdim=True)))
+
+
+def best(votes: Tensor, logits: Tensor, held_out: Batch, blends: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """The weight of the vote, and the kind of vote (as a vector of one), that get most held-out examples right.
+
+    `votes` are [kinds, examples, classes]; all are blended with the model at once. Small clients get all right in many
+    ways: of equals the one that finds the labels likelier (on average, so below one example), then the first.
+    """
+    tried = listed(blends, logits)
+    likely = logits.softmax(-1).lerp(votes, tried[:, None, None, None])
+    truth = (likely * one_hot(held_out.y, logits.shape[-1])).sum(-1) / held_out.weight.sum().clamp(min=1)
+    gain = (((likely.argmax(-1) == held_out.y) + truth) * held_out.weight).sum(-1)
+    chosen = gain.flatten().argmax(0, keepdim=True)
+    return tried[chosen // len(votes)][0], chosen % len(votes)
+
+
+def listed(values: Sequence[float], like: Tensor) -> Tensor:
+    """Numbers as a tensor, made where `like` is: a captured graph must not copy from the host."""
+    return torch.stack([torch.full((), value, device=like.device, dtype=like.dtype) for value in values])
+
+
+def drawn(place: Tensor, count: Tensor, lot: Tensor) -> Tensor:
+    """Where the first `count` examples of a client stand in a random order that its lot decides."""
+    some = count.clamp(min=1)
+    return shuffled(torch.minimum(place, some - 1), some, (lot * 2**53).long())
 
 
 def room(examples: Tensor, share: Tensor | float) -> Tensor:
