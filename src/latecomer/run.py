@@ -168,13 +168,14 @@ def _check_facts(facts: Mapping[str, Any], training: Training, path: Path) -> No
 
     def one_a_run(values: Any, keys: Set[str]) -> bool:
         each = isinstance(values, list) and len(values) == runs
-        return each and all(part is None or (isinstance(part, dict) and keys <= part.keys()) for part in values)
+        return each and all(isinstance(part, dict) and keys <= part.keys() for part in values)
 
+    blank = {"round": 0, "validation": 0.0}
     fits: dict[str, Callable[[Any], bool]] = {
         "evaluations": lambda value: type(value) is int,
         "seconds": lambda value: isinstance(value, float | int),
-        "sent": lambda value: one_a_run([value] * runs if isinstance(value, dict) else value, known),
-        "best": lambda value: one_a_run(value, {"round", "validation"}),
+        "sent": lambda value: one_a_run(value if isinstance(value, list) else [value] * runs, known),
+        "best": lambda value: isinstance(value, list) and one_a_run([best or blank for best in value], blank.keys()),
     }
     for name, fit in fits.items():
         if name not in facts or not fit(facts[name]):
