@@ -122,7 +122,7 @@ class Folder:
     def write_result(self, result: Mapping[str, Any], clients: list[dict[str, Any]]) -> None:
         """The client table first: where there is a result, there is everything."""
         with writing(self.path):
-            with Replacing(self.path / "clients.csv") as target, target.open("w", newline="", encoding="utf-8") as file:
+            with Replacing(self.path / "clients.csv") as target, _text(target) as file:
                 writer = csv.DictWriter(file, list(clients[0]))
                 writer.writeheader()
                 writer.writerows(clients)
@@ -258,6 +258,11 @@ PARTS: dict[str, Callable[[Any], bool]] = {
     "round": _count,
 }
 """What latest.json must say, and whether it can be so: names alone, so that nobody's other files are touched."""
+
+
+def _text(path: Path) -> IO[str]:
+    """Clients may be called what UTF-8 cannot say."""
+    return path.open("w", newline="", encoding="utf-8", errors="backslashreplace")
 
 
 def _named(fresh: Path, path: Path, another: bool) -> Path:

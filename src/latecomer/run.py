@@ -159,7 +159,7 @@ def restore(training: Training, tensors: tree.Tree, facts: Mapping[str, Any]) ->
 def _each_sent(facts: Mapping[str, Any], runs: int) -> Sequence[Mapping[str, int]]:
     """What every run has sent; the first format of checkpoints has one sum, which may as well be the first run's."""
     sent = facts["sent"]
-    return [sent] + [{}] * (runs - 1) if isinstance(sent, Mapping) else sent
+    return [sent] + [dict.fromkeys(sent, 0)] * (runs - 1) if isinstance(sent, Mapping) else sent
 
 
 def _check_facts(facts: Mapping[str, Any], training: Training, path: Path) -> None:
