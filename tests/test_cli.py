@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import io
 import json
 import os
 import re
@@ -13,19 +15,24 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors import SafetensorError
 
 from console import Command, environment, start
 from latecomer import engines, methods
-from latecomer.cli import VERBS, catalogue, demo, drive, flags
+from latecomer.cli import VERBS, catalogue, completion, demo, drive, flags, main, screen
 from latecomer.data import partitions, sources
 from latecomer.errors import SettingError
-from latecomer.experiment import Experiment
+from latecomer.experiment import Experiment, surroundings
+from latecomer.folder import FORMAT
 from latecomer.nets import models
 from latecomer.run import Run
+from latecomer.settings import Settings, settings_of
 from latecomer.train import Training
 
 SMALL = ["--clients", "10", "--rounds", "4", "--evaluate-every", "2", "--steps", "2", "--engine", "vector"]
@@ -34,7 +41,20 @@ SMALL = ["--clients", "10", "--rounds", "4", "--evaluate-every", "2", "--steps",
 # what can be seen without torch
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["list"], ["list", "data"], ["show"], ["run", "-h"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--help"],
+        ["--version"],
+        ["list"],
+        ["list", "data"],
+        ["show"],
+        ["run", "-h"],
+        ["completion", "zsh"],
+        ["completion", "words", "run", "pefll", "--"],
+    ],
+)
 def test_what_needs_no_torch_does_not_import_it(words: list[str]) -> None:
     code = f"import sys; from latecomer.cli import main; main({words}); print('torch' in sys.modules, file=sys.stderr)"
     done = subprocess.run(
@@ -182,6 +202,12 @@ BAD_COMMANDS = {
     "run pefll --lr nan": "--lr must be greater than 0; got nan.",
     "run pefll --seed 99999999999999999999": "--seed must be",
     "run pefll --watch-unseen=maybe": "--watch-unseen must be true or false; got 'maybe'.",
+    "run pefll --threads 99999999999": "--threads must be at least 0 and at most 1024; got 99999999999.",
+    "run pefll --batch 99999999999999999999": "--batch must be a whole number below 2^63; got 99999999999999999999.",
+    "run pefll --name ../x": "--name must be a plain name, without slashes and not '.' or '..'; got '../x'.",
+    "run pefll --name a/b": "--name must be a plain name",
+    "run pefll --name .": "--name must be a plain name",
+    "run pefll --name ..": "--name must be a plain name",
     "run pefll --rotations 0,ninety": "--rotations must be a whole number; got 'ninety'.",
     "run pefll --rotations 720": "rotations is (720,)",
     "run pfedhn --budgets S,XL": "There is no value for --budgets 'XL'; there are: L, M, S.",
@@ -231,6 +257,9 @@ BAD_COMMANDS = {
     "resume": "latecomer resume takes one run folder; got none.",
     "resume a b": "latecomer resume takes one run folder; got a b.",
     "resume missing": "missing is not a run folder: it has no settings.toml.",
+    "completion": "latecomer completion takes one shell: bash, zsh, fish; got ''.",
+    "completion bsh": "There is no script for the shell 'bsh'; did you mean 'bash'?",
+    f"resume {'x' * 300}": "cannot be read: File name too long.",
     "demo --rounds 3": "There is no setting 'rounds'",
     "demo --seed -1": "--seed must be at least 0",
 }
@@ -319,6 +348,10 @@ def test_a_folder_that_exists_or_cannot_be_made(command: Command, tmp_path: Path
     refused(command("run", "local", *SMALL, "--out", tmp_path, "--name", "x"), "exists already; choose another --name")
     refused(command("run", "local", *SMALL, "--out", tmp_path / "file"), "cannot be made: Not a directory.")
     assert not list((tmp_path / "x").iterdir())
+    refused(
+        command("run", "local", *SMALL, "--out", tmp_path, "--name", "x" * 300), "cannot be made: File name too long."
+    )
+    refused(command("run", "local", *SMALL, "--out", tmp_path, "--name", " "), "--name must be a plain name")
     (tmp_path / "local").mkdir()
     refused(command("demo", "--out", tmp_path), "exists already; choose another --out")
 
@@ -359,7 +392,7 @@ def test_a_run_from_the_first_word_to_the_result(process: Command, tmp_path: Pat
     note, *progress = done.err.splitlines()
     assert note.startswith("Note: ")
     assert note.endswith("of 60 clients had no example to train or to test on and were dropped.")
-    assert [line.split(",")[0] for line in progress] == [f"pefll: round {k} of 20" for k in range(2, 21, 2)]
+    assert [line.split(",")[0] for line in progress] == ["pefll: round 0 of 20", "pefll: round 20 of 20"]
     assert "validation" in progress[-1]
     assert done.out.startswith("pefll on digits: ")
     assert "│ unseen" in done.out
@@ -383,7 +416,7 @@ def test_a_run_repeats_from_its_own_settings(command: Command, tmp_path: Path) -
     assert first.code == 0, first.err
     assert "± " in first.out
     settings = tmp_path / "a/settings.toml"
-    assert 'engine = "auto"' not in settings.read_text(), "what was chosen is written down, or resuming could differ"
+    assert '"auto"' not in re.sub("model = .*", "", settings.read_text()), "what was chosen is written down"
     assert command("run", "--settings", settings, "--name", "b", "--steps=2").code == 0
     assert (tmp_path / "a/clients.csv").read_text() == (tmp_path / "b/clients.csv").read_text()
 
@@ -453,7 +486,7 @@ def truncate(copy: Path) -> None:
 
 def rejuvenate(copy: Path) -> None:
     latest = copy / "checkpoint/latest.json"
-    latest.write_text(latest.read_text().replace('"format": 1', '"format": 99'))
+    latest.write_text(latest.read_text().replace(f'"format": {FORMAT}', '"format": 99'))
 
 
 def change(copy: Path) -> None:
@@ -469,25 +502,286 @@ def empty(copy: Path) -> None:
     (copy / "checkpoint/latest.json").write_text("")
 
 
+def flip(copy: Path) -> None:
+    weights = next((copy / "checkpoint").glob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-10] ^= 4
+    weights.write_bytes(content)
+
+
+def edit(copy: Path, work: Callable[[dict[str, Any]], Any]) -> None:
+    latest = json.loads((copy / "checkpoint/latest.json").read_text())
+    work(latest)
+    (copy / "checkpoint/latest.json").write_text(json.dumps(latest))
+
+
+def forget(copy: Path) -> None:
+    edit(copy, lambda latest: latest.pop("evaluations"))
+
+
+def miscount(copy: Path) -> None:
+    edit(copy, lambda latest: latest["best"].append(None))
+
+
+def lose(copy: Path) -> None:
+    shutil.rmtree(copy / "checkpoint")
+
+
 @pytest.mark.parametrize(
     ("damage", "fragment"),
     [
         (truncate, "is truncated: it has 100 bytes"),
-        (rejuvenate, "has format 99; this latecomer reads up to 1, so update it."),
+        (rejuvenate, f"has format 99; this version of latecomer reads format {FORMAT}."),
         (change, "settings.toml was changed after the run began"),
         (garble, "settings.toml cannot be read"),
         (empty, "latest.json cannot be read"),
+        (flip, "is damaged: it is not what was saved."),
+        (forget, "is damaged: latest.json lacks evaluations."),
+        (miscount, "is damaged: best in latest.json cannot be right."),
+        (lose, "checkpoint is not a folder of the run's own; put it back, or begin a new run."),
     ],
 )
 def test_resuming_from_damage(command: Command, copy: Path, damage: Callable[[Path], None], fragment: str) -> None:
     damage(copy)
+    before = (copy / "ledger.jsonl").read_bytes()
     refused(command("resume", copy), fragment)
     assert not (copy / "result.json").exists()
+    assert (copy / "ledger.jsonl").read_bytes() == before != b""
 
 
 def test_resuming_what_is_running(command: Command, copy: Path) -> None:
-    with Run.resume(copy).folder.held():
+    """One lock from opening to the end, so that nothing can happen between what was read and what is written."""
+    run = Run.resume(copy)
+    refused(command("resume", copy), "Another process is at work in x")
+
+    def meanwhile(training: Any, metrics: Any) -> None:
         refused(command("resume", copy), "Another process is at work in x")
+        run.stop = True
+
+    assert run.go(meanwhile) is None
+    assert command("resume", copy).code == 0
+
+
+def test_resuming_what_has_just_begun(command: Command, tmp_path: Path) -> None:
+    run = Run.begin(Experiment.parse("local", {"clients": 10, "engine": "vector", "out": str(tmp_path), "name": "x"}))
+    refused(command("resume", tmp_path / "x"), "Another process is at work")
+    run.folder.release()
+
+
+def test_resuming_elsewhere_is_said(command: Command, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Run.resume(copy).training.notes == []
+    now = surroundings("cpu") | {"torch": "9.9.0", "machine": "an abacus"}
+    monkeypatch.setattr("latecomer.run.surroundings", lambda device: now)
+    done = command("resume", copy)
+    assert done.code == 0
+    note = done.err.splitlines()[0]
+    assert note.startswith(f"Note: This run began with torch {torch.__version__} and machine ")
+    assert note.endswith(", and goes on with torch 9.9.0 and machine an abacus: not bit for bit the same.")
+
+
+def rewrite(copy: Path, old: str, new: str) -> None:
+    """Settings as if the run had begun with them."""
+    settings, latest = copy / "settings.toml", copy / "checkpoint/latest.json"
+    assert old in settings.read_text()
+    digests = [hashlib.sha256(settings.read_bytes()).hexdigest()]
+    settings.write_text(settings.read_text().replace(old, new))
+    digests.append(hashlib.sha256(settings.read_bytes()).hexdigest())
+    latest.write_text(latest.read_text().replace(*digests))
+
+
+def test_a_run_of_another_device_goes_on_with_what_there_is(command: Command, copy: Path) -> None:
+    rewrite(copy, 'device = "cpu"', 'device = "cuda"')
+    rewrite(copy, 'machine = "', 'machine = "NVIDIA, not ')
+    done = command("resume", copy)
+    assert done.code == 0, done.err
+    assert re.search("^Note: This run began with machine NVIDIA, not .*: not bit for bit the same", done.err)
+
+
+def test_a_run_without_a_checkpoint_says_that_it_begins_again(command: Command, tmp_path: Path) -> None:
+    values = {"clients": 10, "rounds": 2, "steps": 1, "engine": "vector", "out": str(tmp_path), "name": "x"}
+    run = Run.begin(Experiment.parse("local", values))
+    run.folder.append("metrics.jsonl", [{"round": 1}])
+    run.folder.release()
+    settings = (tmp_path / "x/settings.toml").read_text()
+    (tmp_path / "x/settings.toml").write_text(settings.replace("rounds = 2", "rounds = 3"))
+    refused(command("resume", tmp_path / "x"), "settings.toml was changed after the run began")
+    (tmp_path / "x/settings.toml").write_text(settings)
+    done = command("resume", tmp_path / "x")
+    assert done.code == 0, done.err
+    assert (
+        f"Note: The run in {tmp_path / 'x'} was stopped before its first checkpoint and starts from round 0."
+        in done.err
+    )
+    assert len((tmp_path / "x/metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_what_each_seed_sent_comes_back(tmp_path: Path) -> None:
+    values = {"clients": 10, "rounds": 4, "epochs": 1, "seeds": 2, "engine": "vector", "cohort": 2}
+    run = Run.begin(Experiment.parse("fedavg", {**values, "out": str(tmp_path), "name": "x"}))
+
+    def stop(training: Any, metrics: Any) -> None:
+        run.stop = training.round == 2
+
+    run.training.sent[1]["asked"] = 100  # else the two would be equal
+    assert run.go(stop) is None
+    again = Run.resume(tmp_path / "x")
+    assert again.training.sent == run.training.sent
+    assert [sent["asked"] for sent in again.training.sent] == [4, 104]
+
+
+# what a machine can do to a run
+
+
+def test_a_full_disk_costs_no_more_than_what_came_after_the_checkpoint(
+    command: Command, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("latecomer.folder.save_file", full)
+        done = command("resume", copy)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[-1] == (
+        "latecomer: The run folder x cannot be written to: No space left on device; "
+        "mend that, then go on from the last checkpoint with: latecomer resume x"
+    )
+    assert command("resume", copy).code == 0
+
+
+def test_a_run_folder_that_was_removed_meanwhile(command: Command, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = Training.advance
+
+    def removed(self: Training) -> None:
+        shutil.rmtree(copy, ignore_errors=True)
+        advance(self)
+
+    monkeypatch.setattr(Training, "advance", removed)
+    done = command("resume", copy)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[-1] == "latecomer: The run folder x was removed while the run was at work in it."
+    assert not copy.exists()
+
+
+@pytest.mark.parametrize("engine", ["vector", "loop"])
+def test_a_batch_that_memory_cannot_hold(command: Command, engine: str, tmp_path: Path) -> None:
+    words = ["--clients", 10, "--rounds", 2, "--batch", 10**14, "--engine", engine, "--out", tmp_path]
+    done = command("run", "fedavg", *words)
+    assert (done.code, done.out) == (2, "")
+    last = done.err.splitlines()[-1]
+    assert (
+        "GB were asked for at once; use a smaller --batch" in last if engine == "vector" else "can't allocate" in last
+    )
+
+
+def test_two_runs_of_one_second_have_folders_of_their_own(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("latecomer.run.time.strftime", lambda _: "now")
+    ends = [command("run", "local", *SMALL, "--out", tmp_path).out.splitlines()[-1] for _ in range(2)]
+    assert ends == [str(tmp_path / "local-digits-now"), str(tmp_path / "local-digits-now-2")]
+    assert all((Path(end) / "result.json").exists() for end in ends)
+
+
+# what a screen can and cannot show
+
+
+def test_a_locale_without_plus_minus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
+    assert main(["run", "local", *SMALL, "--seeds", "2", "--out", str(tmp_path), "--name", "tür"]) == 0
+    assert b" +- " in written.getvalue()
+    assert written.getvalue().splitlines()[-1].endswith(b"/t?r")
+
+
+def test_closed_streams_are_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = f"'{sys.executable}' -m latecomer run peffl 2>&-; echo $?; '{sys.executable}' -m latecomer list >&-; echo $?"
+    done = subprocess.run(
+        ["sh", "-c", line], env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == ("2\n0\n", "")
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["run", "local", *SMALL, "--out", str(tmp_path)]) == 0
+
+
+def test_lines_come_at_once_and_then_by_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("latecomer.cli.screen.time.monotonic", lambda: clock[0])
+    training: Any = SimpleNamespace(round=0, plan=SimpleNamespace(rounds=100_000))
+    watch = screen.Lines("pefll", training)
+    assert capsys.readouterr().err == "pefll: round 0 of 100000\n"
+    told = []
+    for training.round in range(1, 100):
+        clock[0] += 7.0
+        watch(training, None)
+        told += [training.round] * bool(capsys.readouterr().err)
+    assert told == list(range(5, 100, 5)), "the first round after 30 seconds"
+    training.round = 100_000
+    watch(training, None)
+    assert "round 100000 of 100000" in capsys.readouterr().err
+
+
+def test_clients_are_called_as_their_source_calls_them(command: Command, tmp_path: Path) -> None:
+    both = {"client_train": np.repeat(["anna", "bert"], 20), "client_test": np.repeat(["anna", "bert"], 10)}
+    np.savez(tmp_path / "data.npz", **arrays(**both))
+    words = ["--data", f"npz:{tmp_path}/data.npz", "--partition", "natural", "--clients", 0, "--cohort", 1]
+    assert command("run", "fedavg", *words, "--rounds", 1, "--out", tmp_path, "--name", "x").code == 0
+    with (tmp_path / "x/clients.csv").open(newline="") as file:
+        assert sorted(row["name"] for row in csv.DictReader(file)) == ["anna", "bert"]
+
+
+# completion
+
+
+def test_completion_knows_what_the_library_knows() -> None:
+    assert {*catalogue.settings(), "method"} == settings_of(Settings).keys()
+    assert catalogue.settings()["split"] == ("pefll", "pfedhn", "flowdup")
+    for name in methods.names():
+        assert catalogue.settings(name).keys() == settings_of(methods.get(name)).keys(), name
+        assert {
+            key for key, values in catalogue.settings(name).items() if values == catalogue.SWITCH
+        } == flags.switches(methods.get(name))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", [*VERBS, "--help", "--version"]),
+        ("re", ["resume"]),
+        ("run fedavg", ["fedavg", "fedavgplus"]),
+        ("run pefll --server", ["--server-lr"]),
+        ("run pefll --no-wat", ["--no-watch-unseen"]),
+        ("run pefll --data np", ["npz:"]),
+        ("run pefll --data = dig", ["digits"]),
+        ("run pefll --engine=v", ["--engine=vector"]),
+        ("run pefll --embed ", ["example", "label"]),
+        ("run pefll --watch-unseen --see", ["--seed", "--seeds"]),
+        ("run pefll --start ", []),
+        ("run --settings x.toml --ch", ["--checkpoint-seconds", "--chunk"]),
+        ("list m", ["methods", "models"]),
+        ("show pfedg", ["pfedgp"]),
+        ("demo --", ["--out", "--seed"]),
+        ("completion ", ["bash", "fish", "zsh"]),
+        ("resume ", []),
+    ],
+)
+def test_completion(line: str, expected: list[str]) -> None:
+    assert completion.suggestions(line.split(" ")) == sorted(expected)
+
+
+def test_completion_in_bash(tmp_path: Path) -> None:
+    (tmp_path / "latecomer").write_text(f"#!/bin/sh\nexec '{sys.executable}' -m latecomer \"$@\"\n")
+    (tmp_path / "latecomer").chmod(0o755)
+    script = (
+        f'PATH="{tmp_path}:$PATH"; eval "$(latecomer completion bash)"; COMP_WORDS=(latecomer run pe); COMP_CWORD=2; '
+        '_latecomer; echo "${COMPREPLY[@]}"; complete -p latecomer'
+    )
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment(), capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "pefll perfedavg\ncomplete -o default -F _latecomer latecomer\n"
 
 
 def until(condition: Callable[[], bool], running: subprocess.Popen[str]) -> None:
@@ -541,7 +835,8 @@ def test_a_second_signal_ends_it_at_once(command: Command, copy: Path, monkeypat
         patch.setattr(Training, "advance", impatient)
         done = command("resume", copy)
     assert (done.code, done.out) == (130, "")
-    assert done.err == "latecomer: Interrupted; go on from the last checkpoint with: latecomer resume x\n"
+    last = done.err.splitlines()[-1]
+    assert last == "latecomer: Interrupted; go on from the last checkpoint with: latecomer resume x"
     assert (copy / "checkpoint/latest.json").read_text() == before
     assert command("resume", copy).code == 0
 

@@ -50,6 +50,8 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
     assert {(int(a), int(b)) for a, b in zip(federation.train.sizes, federation.test.sizes, strict=True)} == {
         (6, 2), (4, 3),
     }  # fmt: skip
+    called = [federation.traits(client)["name"] for client in range(2)]
+    assert dict(zip(called, federation.train.sizes.tolist(), strict=True)) == {"anna": 6, "bert": 4}
 
 
 @pytest.mark.parametrize("inside", ["", "all_data", "data/all_data"])
@@ -59,7 +61,8 @@ def test_one_folder_gives_up_a_fifth_of_every_user(tmp_path: Path, inside: str) 
     source = load(f"leaf:{tmp_path}")
     assert source.client_test is not None
     assert np.bincount(source.client_test).tolist() == [2, 4, 6]
-    assert len(federate(source, partition="natural", clients=0)) == 3
+    federation = federate(source, partition="natural", clients=0)
+    assert sorted(federation.traits(client)["name"] for client in range(3)) == ["f0000", "f0001", "f0002"]
 
 
 def test_a_user_in_two_files_is_one_client(tmp_path: Path) -> None:

@@ -591,6 +591,31 @@ def test_ids_may_be_text() -> None:
     assert len(federate(source, partition="natural", clients=0)) == 12
 
 
+def test_natural_clients_keep_the_ids_of_their_source() -> None:
+    """Also where some are dropped; and who is called what is not part of who owns what."""
+    assert SOURCE.client_train is not None
+    assert SOURCE.client_test is not None
+    source = replace(SOURCE, client_train=SOURCE.client_train + 100, client_test=SOURCE.client_test + 100)
+    federation = federate(source, partition="natural", clients=7, unseen=0.3)
+    assert federation.names is not None
+    both = np.concatenate((source.client_train, source.client_test))
+    for client in range(len(federation)):
+        owners = {int(both[row]) for row in federation.train[client].tolist() + federation.test[client].tolist()}
+        assert federation.traits(client)["name"] == str(federation.names[client]) == str(owners.pop())
+        assert not owners
+    assert replace(federation, names=None).digest() == federation.digest()
+    assert federate(SOURCE, partition="iid", clients=4).traits(0)["name"] == ""
+
+
+def test_names_of_clients_without_examples_are_dropped_with_them() -> None:
+    x, y = np.zeros((6, 2), np.float32), np.arange(6) % 2
+    given = {"train": [[0], [], [1]], "test": [[2], [3], [4]]}
+    federation = Federation.from_arrays(x, y, **given, names=["a", "b", "c"])
+    assert [federation.traits(client)["name"] for client in range(2)] == ["a", "c"]
+    with pytest.raises(DataError, match="names has one entry a client, 3 in all; found 2"):
+        Federation.from_arrays(x, y, **given, names=["a", "b"])
+
+
 # fewer examples, small clients
 
 

@@ -128,6 +128,17 @@ def test_killed_and_resumed_equals_never_stopped(start: Start, uninterrupted: Pa
     assert_equal(uninterrupted, folder)
 
 
+def test_of_two_that_resume_only_one_goes_on(start: Start, uninterrupted: Path, tmp_path: Path) -> None:
+    """Whoever is later is refused; two that went on would leave lines twice."""
+    folder = tmp_path / "x"
+    begun = start(*command(uninterrupted.name, folder))
+    kill_at(begun, folder, 4, 0)
+    several = [start("resume", folder) for _ in range(2)]
+    for process in several:
+        process.join(60)
+    assert_equal(uninterrupted, folder)
+
+
 def test_the_same_settings_twice_give_the_same(start: Start, uninterrupted: Path, tmp_path: Path) -> None:
     folder = tmp_path / "x"
     start(*command(uninterrupted.name, folder)).join(60)

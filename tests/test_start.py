@@ -66,6 +66,7 @@ def test_training_goes_on_from_there(command: Command, trained: Path, tmp_path: 
 def test_a_run_stopped_before_its_first_checkpoint_begins_there_again(trained: Path, tmp_path: Path) -> None:
     values = {"clients": 12, "unseen": 0.25, "cohort": 3, "seeds": 2, "engine": "vector", "rounds": 0}
     begun = Run.begin(Experiment.parse("knnper", {**values, "start": str(trained), "out": str(tmp_path), "name": "y"}))
+    begun.folder.release()
     again = Run.resume(tmp_path / "y")
     assert all(map(toys.same, begun.training.states, again.training.states))
     assert not toys.same(again.training.states[0], toys.start(again.training.methods[0]))

@@ -91,6 +91,7 @@ def test_shakespeare_by_role(folder: Path) -> None:
     assert source.client_train is not None
     assert source.client_test is not None
     assert set(source.client_train) == set(source.client_test) == {0, 2}
+    assert {federation.traits(client)["name"] for client in range(2)} == {"gloucester", "queen"}
 
 
 def test_fewer_windows(folder: Path) -> None:

@@ -8,7 +8,7 @@ LatecomerError                 one sentence for a person; the command line print
 ├── ProtocolError              a method that misuses the boundary between server and clients
 ├── StepError                  a client step that raised; names client, round, step and argument
 ├── RunError                   a run folder or checkpoint that cannot be used
-├── MemoryShortage             the device is out of memory; says which --chunk would fit
+├── MemoryShortage             the device is out of memory; says which --chunk would fit, or what to make smaller
 └── MissingExtra               an optional dependency that is not installed; says which extra brings it
 """
 
@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 
@@ -62,6 +64,25 @@ class MemoryShortage(LatecomerError):
 
 class MissingExtra(LatecomerError):
     pass
+
+
+SHORT = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+"""How PyTorch words it, which on a CPU has no kind of error for it."""
+
+
+@contextmanager
+def within_memory() -> Iterator[None]:
+    """What memory cannot hold is one sentence, whoever asked for it."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in SHORT):
+            raise
+        asked = re.search(r"allocate (\d+) bytes", str(error))
+        much = f": {int(asked[1]) / 1e9:,.1f} GB were asked for at once" if asked else ""
+        raise MemoryShortage(
+            f"Memory cannot hold this run{much}; use a smaller --batch, --model or --cohort, or a --chunk of 1."
+        ) from error
 
 
 def need(module: str, extra: str) -> ModuleType:

@@ -16,8 +16,8 @@ import torch
 
 from . import __version__, methods
 from .data import Federation, federate, load
-from .engines import make, waking
-from .errors import DataError, RunError, SettingError
+from .engines import describe, make, waking
+from .errors import DataError, RunError, SettingError, within_memory
 from .method import Method
 from .nets.check import check
 from .nets.models import Builder, builder, in_size
@@ -67,16 +67,15 @@ class Experiment:
     def toml(self, federations: Sequence[Federation] = ()) -> str:
         """What settings.toml holds: the settings, where and when they ran, and the fingerprints of the splits."""
         about: dict[str, Any] = {
-            "latecomer": __version__,
-            "torch": torch.__version__,
+            **surroundings(self.settings.device),
             "python": platform.python_version(),
-            "machine": _machine(self.settings.device),
             "commit": _commit(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S"),
             "splits": [federation.digest() for federation in federations],
         }
         return dump({"run": dataclasses.asdict(self.settings), "method": dict(self.own), "about": about})
 
+    @within_memory()
     def training(self) -> Training:
         """Everything in place, nothing trained yet."""
         s = self.settings
@@ -127,7 +126,7 @@ class Experiment:
             raise SettingError(
                 "The seeds leave different numbers of training clients; use fewer --clients or --seeds 1."
             )
-        training = {"rounds": self.settings.rounds or 0, "lr_schedule": self.settings.lr_schedule}
+        training: dict[str, Any] = {"rounds": self.settings.rounds or 0, "lr_schedule": self.settings.lr_schedule}
         return kind(task=task, clients=len(first), members=members, **training, **self.own)
 
 
@@ -165,10 +164,9 @@ def _settings_only(kind: type[Method]) -> type[Any]:
     return made
 
 
-def _machine(device: str) -> str:
-    if device != "cpu" and torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"{platform.machine()}, {torch.get_num_threads()} threads"
+def surroundings(device: str) -> dict[str, str]:
+    """What decides, beside the settings, how sums are rounded."""
+    return {"latecomer": __version__, "torch": torch.__version__, "machine": describe(device)}
 
 
 def _commit() -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import torch
 
 from . import tree
 from .data import Federation
-from .errors import RunError
+from .engines import at_hand
+from .errors import RunError, SettingError
 from .evaluate import Scores
-from .experiment import Experiment
+from .experiment import Experiment, surroundings
 from .folder import Folder
+from .settings import Settings
 from .train import Best, Training
 
 Progress = Callable[[Training, dict[str, Any] | None], None]
@@ -36,35 +39,53 @@ class Run:
     def begin(experiment: Experiment) -> Run:
         """A new run; whatever can be wrong is found before the folder appears."""
         s = experiment.settings
-        data = re.sub("[/:]", "_", re.sub("^(npz|leaf|hf):", "", s.data))
-        name = s.name or f"{s.method}-{data}-{time.strftime('%Y%m%d-%H%M%S')}"
-        path = Path(s.out) / name
-        if path.exists():
+        path = Path(s.out) / _name(s)
+        if s.name and os.path.lexists(path):
             raise RunError(f"The run folder {path} exists already; choose another --name, or latecomer resume {path}.")
         training = experiment.training()
         if s.start:
             start(training, Path(s.start))
-        # Engines and thread counts round differently: whoever resumes or repeats this run must take the same ones.
-        chosen: dict[str, Any] = {"engine": type(training.engine).__name__.lower(), "threads": torch.get_num_threads()}
+        # Engines, devices and thread counts round differently: whoever resumes or repeats this must take the same ones.
+        chosen: dict[str, Any] = {
+            "engine": type(training.engine).__name__.lower(),
+            "device": training.engine.device.type if s.device == "auto" else s.device,
+            "threads": torch.get_num_threads(),
+        }
         experiment = dataclasses.replace(experiment, settings=dataclasses.replace(s, **chosen))
-        return Run(experiment, Folder.create(path, experiment.toml(training.federations)), training)
+        folder = Folder.create(path, experiment.toml(training.federations), another=not s.name)
+        return Run(experiment, folder, training)
 
     @staticmethod
     def resume(path: Path) -> Run:
-        """Go on where a stopped run's last checkpoint is."""
+        """Go on where a stopped run's last checkpoint is. The folder is held from here to the end of `go`."""
         folder = Folder.open(path)
+        folder.hold()
+        try:
+            return Run._resumed(folder)
+        except BaseException:
+            folder.release()
+            raise
+
+    @staticmethod
+    def _resumed(folder: Folder) -> Run:
+        path = folder.path
         if folder.finished:
             raise RunError(f"The run in {path} is finished; its result is in {path / 'result.json'}.")
         experiment = Experiment.read(folder.settings, path / "settings.toml")
-        with folder.held():
-            found = folder.load()
-        training = experiment.training()
-        if _splits(folder) != [federation.digest() for federation in training.federations]:
+        settings, found = experiment.settings, folder.load()
+        here = dataclasses.replace(experiment, settings=dataclasses.replace(settings, device=at_hand(settings.device)))
+        training = here.training()
+        if _about(folder).get("splits") != [federation.digest() for federation in training.federations]:
             raise RunError(f"The data or their split are not those that the run in {path} began with; put them back.")
         if found is not None:
+            _check_facts(found[1], training, path)
             restore(training, *found)
-        elif experiment.settings.start:
-            start(training, Path(experiment.settings.start))
+        elif settings.start:
+            start(training, Path(settings.start))
+        if found is None:
+            training.notes.append(f"The run in {path} was stopped before its first checkpoint and starts from round 0.")
+        training.notes += _changes(_about(folder), surroundings(here.settings.device))
+        folder.rewind()
         return Run(experiment, folder, training)
 
     def go(self, progress: Progress = lambda *_: None) -> dict[str, Any] | None:
@@ -115,7 +136,7 @@ def snapshot(training: Training) -> tuple[tree.Tree, dict[str, Any]]:
         "round": training.round,
         "evaluations": training.evaluations,
         "seconds": training.seconds,
-        "sent": {key: sum(sent[key] for sent in training.sent) for key in training.sent[0]},
+        "sent": [dict(sent) for sent in training.sent],
         "diverged": training.diverged,
         "best": [best and {"round": best.round, "validation": best.validation} for best in training.best],
     }
@@ -124,9 +145,9 @@ def snapshot(training: Training) -> tuple[tree.Tree, dict[str, Any]]:
 
 def restore(training: Training, tensors: tree.Tree, facts: Mapping[str, Any]) -> None:
     device = training.engine.device
-    training.round, training.evaluations = facts["round"], facts["evaluations"]
-    training.seconds, training.sent[0] = facts["seconds"], dict(facts["sent"])  # of all runs together
-    training.diverged = list(facts.get("diverged", training.diverged))  # older checkpoints do not say
+    training.round, training.evaluations, training.seconds = (facts[key] for key in ("round", "evaluations", "seconds"))
+    training.sent = [dict(sent) for sent in facts["sent"]]
+    training.diverged = list(facts["diverged"])
     for run, federation in enumerate(training.federations):
         part = tensors.get(str(run), {})
         training.states[run] = tree.to(part.get("state", {}), device)
@@ -138,6 +159,28 @@ def restore(training: Training, tensors: tree.Tree, facts: Mapping[str, Any]) ->
             training.best[run] = Best(best["round"], best["validation"], state, scores)
 
 
+def _check_facts(facts: Mapping[str, Any], training: Training, path: Path) -> None:
+    """A sentence where a checkpoint does not say all that `restore` needs."""
+    runs, known = len(training.states), training.sent[0].keys()
+
+    def one_a_run(values: Any, keys: Set[str]) -> bool:
+        each = isinstance(values, list) and len(values) == runs
+        return each and all(isinstance(part, dict) and keys <= part.keys() for part in values)
+
+    blank = {"round": 0, "validation": 0.0}
+    fits: dict[str, Callable[[Any], bool]] = {
+        "evaluations": lambda value: type(value) is int,
+        "seconds": lambda value: isinstance(value, float | int),
+        "sent": lambda value: one_a_run(value, known),
+        "diverged": lambda value: isinstance(value, list) and len(value) == runs,
+        "best": lambda value: isinstance(value, list) and one_a_run([best or blank for best in value], blank.keys()),
+    }
+    for name, fit in fits.items():
+        if name not in facts or not fit(facts[name]):
+            problem = f"{name} in latest.json cannot be right" if name in facts else f"latest.json lacks {name}"
+            raise RunError(f"The checkpoint in {path / 'checkpoint'} is damaged: {problem}.")
+
+
 def start(training: Training, path: Path) -> None:
     """Begin with the models of another run, each seed with that of its own best round."""
     folder = Folder.open(path)
@@ -145,15 +188,34 @@ def start(training: Training, path: Path) -> None:
     if any("params" not in state for state in states):
         raise RunError(f"The run in {path} has no model that is the same for all clients, which --start needs.")
     training.adopt([state["params"] for state in states], f"--start {path}")
-    if _splits(folder) != [federation.digest() for federation in training.federations]:
+    if _about(folder).get("splits") != [federation.digest() for federation in training.federations]:
         training.notes.append(
             f"The model of {path} was trained on another split of the data, so it may have seen what is held out here."
         )
 
 
-def _splits(folder: Folder) -> Any:
-    """The fingerprints of the splits that a run began with."""
-    return tomllib.loads(folder.settings).get("about", {}).get("splits")
+def _about(folder: Folder) -> Mapping[str, Any]:
+    """Where and on which splits a run began."""
+    try:
+        about = tomllib.loads(folder.settings).get("about")
+    except ValueError as error:
+        raise RunError(f"{folder.path / 'settings.toml'} is not TOML: {error}.") from error
+    return about if isinstance(about, dict) else {}
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
+    """A note where a run goes on elsewhere than it began."""
+    changed = [key for key, value in now.items() if before.get(key) != value]
+    then, after = (" and ".join(f"{key} {values.get(key, 'unknown')}" for key in changed) for values in (before, now))
+    return [f"This run began with {then}, and goes on with {after}: not bit for bit the same."] if changed else []
+
+
+def _name(s: Settings) -> str:
+    """What a run folder is called: a name alone, which cannot lead out of --out."""
+    if s.name and (s.name.strip() in ("", ".", "..") or not s.name.isprintable() or {*s.name} & {"/", "\\"}):
+        raise SettingError(f"--name must be a plain name, without slashes and not '.' or '..'; got {s.name!r}.")
+    data = re.sub(r"[/:\\]", "_", re.sub("^(npz|leaf|hf):", "", s.data))[-100:]
+    return s.name or f"{s.method}-{data}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def client_table(

@@ -105,7 +105,7 @@ class Settings:
     engine: Literal["auto", "vector", "loop", "flower"] = setting("auto", "what runs the clients' steps")
     device: str = setting("auto", "cpu, cuda, or auto: cuda where there is one")
     threads: int = setting(
-        0, "processor threads; 0: as PyTorch chooses (sums round differently with another number)", low=0
+        0, "processor threads; 0: as PyTorch chooses (sums round differently with another number)", low=0, high=1024
     )
     chunk: int = setting(0, "clients at once; 0: as many as fit into memory", low=0)
     graphs: bool = setting(True, "replay exchanges: as CUDA graphs on a GPU, operation by operation on a CPU")
@@ -214,9 +214,13 @@ def _plain(name: str, value: Any, kind: Any) -> Any:
         return value.lower() == "true"
     if kind in (int, float) and (isinstance(value, str) or type(value) is int):
         try:
-            return kind(value.replace("_", "") if isinstance(value, str) else value)
+            number = kind(value.replace("_", "") if isinstance(value, str) else value)
         except (ValueError, OverflowError):
             pass
+        else:
+            if kind is int and abs(number) >= 2**63:
+                raise SettingError(f"{flag(name)} must be a whole number below 2^63; got {value}.")
+            return number
     elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) and _writable(value):
         return value
     raise SettingError(f"{flag(name)} must be {_WORDS.get(kind, kind)}; got {value!r}.")

@@ -16,7 +16,7 @@ from .checks import check, check_model
 from .clients import Clients, Cohort, Engine, Exchange, Told, Unsteady, Whole
 from .cohorts import Cohorts
 from .data.federation import Federation
-from .errors import SettingError
+from .errors import SettingError, within_memory
 from .evaluate import Scores, Select, evaluate, over_seeds
 from .faults import failing_since, silence
 from .lockstep import Lockstep
@@ -112,6 +112,7 @@ class Training:
                 metrics["seconds"] = round(self.seconds, 3)
             yield metrics
 
+    @within_memory()
     def advance(self) -> None:
         """One round of every run."""
         whole = self.engine.whole(self.plan.cohort * len(self.states)) if self.whole else None
@@ -223,6 +224,7 @@ class Training:
             result["privacy"] = dict(spent)
         return result
 
+    @within_memory()
     def _score(self, states: Sequence[Tree], ids: Sequence[Tensor]) -> list[Scores]:
         self.evaluations += 1
         return evaluate(self.methods, states, self.lockstep, ids, self.evaluations)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import LatecomerError, SettingError, UnknownName
+from . import streams
 
 VERBS = {
     "demo": "members, latecomers and four methods on embedded data, in about a minute",
@@ -20,7 +21,10 @@ VERBS = {
     "resume": "go on where a stopped run's last checkpoint is",
     "list": "the methods, data sets, partitions, models and engines there are",
     "show": "a method's settings: their meaning, their defaults and what they allow",
+    "completion": "a script that lets a shell complete commands, methods and settings",
 }
+
+FILES = {"list": "listing"}  # a module called list would hide the builtin
 
 EXAMPLES = (
     "latecomer run pefll --clients 50 --unseen 0.2 --rounds 200",
@@ -30,7 +34,8 @@ EXAMPLES = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of a command line."""
-    words = [*(sys.argv[1:] if argv is None else argv)]  # not list(...): once imported, the verb hides the builtin here
+    streams.prepare()
+    words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     try:
         return dispatch([word for word in words if word != "--debug"])
@@ -58,7 +63,7 @@ def dispatch(words: list[str]) -> int:
         raise SettingError(f"A command comes first, not {verb!r}; there are: {', '.join(VERBS)}.")
     if verb not in VERBS:
         raise UnknownName("command", verb, VERBS)
-    work = importlib.import_module(f".{verb}", __name__)
+    work = importlib.import_module(f".{FILES.get(verb, verb)}", __name__)
     if "--help" in rest or "-h" in rest:
         work.explain([word for word in rest if word not in ("--help", "-h")])
         return 0
@@ -69,7 +74,7 @@ def dispatch(words: list[str]) -> int:
 def usage() -> str:
     lines = ["latecomer: every client of a federation gets its own model, also the one that arrives tomorrow.", ""]
     lines += ["Usage: latecomer COMMAND [--debug]", ""]
-    lines += [f"  {verb:<8} {meaning}" for verb, meaning in VERBS.items()]
+    lines += [f"  {verb:<10} {meaning}" for verb, meaning in VERBS.items()]
     lines += ["", "Examples:", *(f"  {example}" for example in EXAMPLES)]
     lines += ["", "latecomer COMMAND --help says more; latecomer --version tells the version."]
     return "\n".join(lines) + "\n"

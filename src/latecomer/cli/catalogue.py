@@ -49,6 +49,47 @@ KINDS: dict[str, Callable[[], Names]] = {
 }
 
 
+SWITCH = ("true", "false")
+
+
+def settings(method: str = "") -> dict[str, tuple[str, ...]]:
+    """The settings of a run, or those of a method's own, each with the values that its type names."""
+    path = f"methods/{method}.py" if method else "settings.py"
+    kinds = [node.name for node in _parsed(path).body if isinstance(node, ast.ClassDef)]
+    lines = [_lineage(path, kind) for kind in kinds]
+    line = next((line for line in lines if line[0].name == "Method"), lines[0])
+    found: dict[str, tuple[str, ...]] = {}
+    for node in line:
+        for field in node.body:
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                found.pop(field.target.id, None)
+                if isinstance(field.value, ast.Call) and ast.unparse(field.value.func) == "setting":
+                    found[field.target.id] = _literals(field.annotation)
+    return {name: values for name, values in found.items() if name != "method"}
+
+
+def _lineage(path: str, kind: str) -> list[ast.ClassDef]:
+    """A class of a file after all that it inherits from, as far as they are latecomer's own."""
+    for node in _parsed(path).body:
+        if isinstance(node, ast.ClassDef) and node.name == kind:
+            bases = [_lineage(path, base.id) for base in reversed(node.bases) if isinstance(base, ast.Name)]
+            return [*dict.fromkeys(one for line in bases for one in line), node]
+        if isinstance(node, ast.ImportFrom) and node.level and kind in [alias.name for alias in node.names]:
+            home = Path(path).parents[node.level - 1]
+            return _lineage(f"{(home / (node.module or '')).as_posix()}.py", kind)
+    return []
+
+
+def _literals(annotation: ast.expr) -> tuple[str, ...]:
+    """The values of a Literal, also of one that may be None; of a switch, true and false."""
+    if ast.unparse(annotation) == "bool":
+        return SWITCH
+    for node in ast.walk(annotation):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal":
+            return tuple(str(value) for value in ast.literal_eval(ast.Tuple([node.slice], ast.Load()))[0])
+    return ()
+
+
 def _described(path: str, registry: str) -> Names:
     """The first docstring line of the function or class that a registry holds under each name."""
     lines = {

@@ -108,13 +108,19 @@ class Bar:
 
 
 class Lines:
-    """A line at every tenth of the rounds, for logs."""
+    """For logs: a line at once, then one whenever some time has gone by, and one for the last round."""
+
+    pause = 30.0  # seconds
 
     def __init__(self, label: str, training: Training, stopping: Callable[[], bool] = lambda: False) -> None:
         self.label, self.pace = label, Pace(training)
+        self._tell(training)
 
     def __call__(self, training: Training, metrics: dict[str, Any] | None) -> None:
         news = self.pace(training, metrics)
-        every = max(1, training.plan.rounds // 10)
-        if training.round % every == 0 or training.round == training.plan.rounds:
-            err(f"{self.label}: round {training.round} of {training.plan.rounds}, {news}")
+        if training.round == training.plan.rounds or time.monotonic() - self.told >= self.pause:
+            self._tell(training, f", {news}")
+
+    def _tell(self, training: Training, news: str = "") -> None:
+        err(f"{self.label}: round {training.round} of {training.plan.rounds}{news}")
+        self.told = time.monotonic()

@@ -78,6 +78,7 @@ def federate(
         std=source.std,
         seed=seed,
         notes=dealt.notes,
+        names=dealt.names,
     )
     for kind, asked, left in (
         ("latecomers", late, len(federation) - federation.first_late),

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DataError, UnknownName
@@ -96,6 +97,7 @@ class Federation:
     seed: int = 0  # of the split and of the batches
     notes: tuple[str, ...] = field(default=())  # what a user should know about the split (clients dropped, say)
     validators: int = 0  # the clients after the members: their scores select the best round; the rest are latecomers
+    names: NDArray[Any] | None = None  # [clients]: what the source calls them, in numbers or text
 
     def __post_init__(self) -> None:
         for split in SPLITS:
@@ -153,6 +155,7 @@ class Federation:
         y = self.examples.y[self.train[client].long()]
         counts = torch.bincount(y[y >= 0], minlength=self.examples.classes)
         return {
+            "name": "" if self.names is None else str(self.names[client]),
             "seen": client < self.members,
             "role": "member" if client < self.members else "validator" if client < self.first_late else "latecomer",
             "labelled": bool(self.labelled[client]),
@@ -177,6 +180,7 @@ class Federation:
         labelled: Any = None,
         rotation: Any = None,
         budget: Any = None,
+        names: Any = None,
         mean: tuple[float, ...] = (),
         std: tuple[float, ...] = (),
         seed: int = 0,
@@ -185,7 +189,8 @@ class Federation:
         """A federation from arrays: `train[i]` holds the indices into `x` and `y` that client i trains on.
 
         Images are uint8, [N, height, width] or [N, height, width, channels]; any other dtype reaches the model as it
-        is. `budget` names the size of model that each client can afford: S, M (the default) or L. A client without
+        is. `budget` names the size of model that each client can afford: S, M (the default) or L. `names` are what
+        the clients are called where results are written. A client without
         training examples, or without test examples, is dropped, and `notes` says so; if `untested`, members and
         validators need none to test on.
         """
@@ -215,6 +220,8 @@ class Federation:
         if not any(k < members for k in kept):
             raise DataError(f"None of the {members} training clients has examples both to train and to test on.")
         pick = torch.tensor(kept)
+        if names is not None and len(names) != count:
+            raise DataError(f"names has one entry a client, {count} in all; found {len(names)}.")
         return Federation(
             Examples(x, y, classes, mean, std),
             **{split: _checked(Rows.of([rows[split][k] for k in kept]), split, len(x)) for split in SPLITS},
@@ -225,6 +232,7 @@ class Federation:
             seed=seed,
             notes=notes,
             validators=sum(members <= k < members + validators for k in kept),
+            names=None if names is None else np.asarray(names)[kept],
         )
 
 

@@ -18,7 +18,7 @@ SIDE = 28  # an example of SIDE * SIDE numbers is an image
 
 
 def read_leaf(place: str) -> tuple[Arrays, int]:
-    """The arrays of a folder that LEAF's scripts wrote, and the number of classes (0: not declared).
+    """The arrays of a folder that LEAF's scripts wrote, with the users' names, and the classes (0: not declared).
 
     Taken are train/ and test/ where there are both, else all_data/, else the folder itself; without a test split, a
     fifth of every user's examples becomes one. The same under data/, where LEAF puts them.
@@ -30,11 +30,13 @@ def read_leaf(place: str) -> tuple[Arrays, int]:
             tables = {half: _table(files, numbers) for half, files in halves.items()}
             _check_alike(tables["train"]["x"], tables["test"]["x"], place)
             arrays = {f"{key}_{half}": column for half, table in tables.items() for key, column in table.items()}
-            return arrays, _classes(arrays["x_train"])
+            return arrays | {"client_names": np.array(list(numbers))}, _classes(arrays["x_train"])
         files = sorted((folder / "all_data").glob("*.json")) or sorted(folder.glob("*.json"))
         if files:
-            table = _table(files, {})
-            return two_splits(table, 0.2, table["client"]), _classes(table["x"])
+            numbers = {}
+            table = _table(files, numbers)
+            arrays = two_splits(table, 0.2, table["client"])
+            return arrays | {"client_names": np.array(list(numbers))}, _classes(table["x"])
     raise DataError(
         f"{place!r} holds no JSON files in train/ and test/, in all_data/ or directly, as LEAF writes them."
     )

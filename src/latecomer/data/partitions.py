@@ -51,6 +51,7 @@ class Dealt:
     split: NDArray[Any]  # [examples]: TRAIN, VAL or TEST
     clients: int
     notes: tuple[str, ...] = ()
+    names: NDArray[Any] | None = None  # [clients]: what the source calls them
 
 
 Partition = Callable[[Source, Plan, np.random.Generator], Dealt]
@@ -141,7 +142,7 @@ def natural(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
 
     `flowdup`: nobody holds out test examples, as latecomers are scored on all that they have and members are not.
     """
-    writer, test_is_theirs = _writers(source)
+    writer, test_is_theirs, names = _writers(source)
     y = source.y
     split = np.full(len(y), TRAIN, np.int8)
     notes: tuple[str, ...] = ()
@@ -159,7 +160,7 @@ def natural(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
     chosen = random.permutation(candidates)[: plan.clients or None]
     number = np.full(writer.max() + 2, NOBODY)  # its last place answers for NOBODY, which is -1
     number[chosen] = np.arange(len(chosen))
-    return Dealt(number[writer], split, len(chosen), notes)
+    return Dealt(number[writer], split, len(chosen), notes, names[chosen])
 
 
 FLOWDUP = ("classes", "iid", "natural", "rotations")
@@ -254,16 +255,16 @@ def _cells(source: Source, partition: str) -> tuple[NDArray[Any], NDArray[Any]]:
     return cell, pairs // source.classes
 
 
-def _writers(source: Source) -> tuple[NDArray[Any], bool]:
-    """The client of every example, numbered (NOBODY where unnamed), and whether all of them have test examples."""
+def _writers(source: Source) -> tuple[NDArray[Any], bool, NDArray[Any]]:
+    """The client of every example, numbered (NOBODY where unnamed); whether all have test examples; their names."""
     if source.client_train is None:
         raise DataError(f"The source {source.name!r} has no client ids, which the partition 'natural' needs.")
     writer = np.full(len(source.y_train) + len(source.y_test), NOBODY)
     named = [source.client_train] if source.client_test is None else [source.client_train, source.client_test]
-    numbered = np.unique(np.concatenate(named), return_inverse=True)[1]
+    ids, numbered = np.unique(np.concatenate(named), return_inverse=True)
     writer[: len(numbered)] = numbered
     train, test = writer[: len(source.y_train)], writer[len(source.y_train) :]
-    return writer, bool(np.isin(train, test).all())
+    return writer, bool(np.isin(train, test).all()), ids if source.client_names is None else source.client_names[ids]
 
 
 def _hold_out_of(

@@ -70,6 +70,7 @@ class Source:
     client_test: NDArray[Any] | None = None
     coarse_train: NDArray[Any] | None = None  # superclasses
     coarse_test: NDArray[Any] | None = None
+    client_names: NDArray[Any] | None = None  # what the clients are called, where their ids are numbers given here
 
     @cached_property
     def x(self) -> NDArray[Any]:
@@ -120,7 +121,7 @@ def load(name: str) -> Source:
         return _source(name, arrays, place, _Known(classes))
     if kind == "leaf" and place:
         arrays, classes = read_leaf(place)
-        return _source(Path(place).name, arrays, place, _Known(classes))
+        return _source(Path(place).name, arrays, place, _Known(classes), arrays["client_names"])
     if kind == "shakespeare" and place:
         if not (place.isdecimal() and int(place)):
             raise SettingError(
@@ -148,11 +149,13 @@ def _named(name: str, step: int = 1) -> Source:
     known, folder = _KNOWN[name], os.environ.get("LATECOMER_DATA", "")
     path = Path(folder) / f"{name}.npz"
     if folder and path.is_file():
-        return _source(
-            name, _arranged(name, read_npz(str(path), AS_PUBLISHED.get(name, ())), str(path), step), str(path), known
-        )
+        found = read_npz(str(path), AS_PUBLISHED.get(name, ()))
+        arrays = _arranged(name, found, str(path), step)
+        names = np.unique(found["role"]) if name == "shakespeare" and arrays is not found else None
+        return _source(name, arrays, str(path), known, names)
     if name == "femnist" and folder and path.with_suffix("").is_dir():
-        return _source(name, read_leaf(str(path.with_suffix("")))[0], str(path.with_suffix("")), known)
+        arrays, _ = read_leaf(str(path.with_suffix("")))
+        return _source(name, arrays, str(path.with_suffix("")), known, arrays["client_names"])
     looked = f"there is no {path}" if folder else "LATECOMER_DATA is not set"
     advice = f"set LATECOMER_DATA to a folder that holds {name}.npz"
     if not known.hub:
@@ -232,7 +235,13 @@ def _omniglot(arrays: Arrays, origin: str) -> Arrays:
     return two_splits({"x": arrays["x"], "y": character - first[alphabet], "client": alphabet}, 0.15, character)
 
 
-def _source(name: str, arrays: Mapping[str, NDArray[Any]], origin: str, known: _Known = _UNKNOWN) -> Source:
+def _source(
+    name: str,
+    arrays: Mapping[str, NDArray[Any]],
+    origin: str,
+    known: _Known = _UNKNOWN,
+    names: NDArray[Any] | None = None,
+) -> Source:
     """A source from arrays that may be wrong in any way; every complaint names `origin`."""
     _check_names(arrays, origin)
     for key in (*REQUIRED, *OPTIONAL):
@@ -249,7 +258,7 @@ def _source(name: str, arrays: Mapping[str, NDArray[Any]], origin: str, known: _
         )
     x_train, x_test = (_padded(x, known.side) for x in (x_train, x_test))
     rest = {key: arrays[key] for key in OPTIONAL if key in arrays}
-    return Source(name, x_train, y_train, x_test, y_test, classes, known.mean, known.std, **rest)
+    return Source(name, x_train, y_train, x_test, y_test, classes, known.mean, known.std, **rest, client_names=names)
 
 
 def _check_length(key: str, arrays: Mapping[str, NDArray[Any]], origin: str) -> None:

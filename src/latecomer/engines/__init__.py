@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch.func import grad, vmap
@@ -60,6 +62,26 @@ def pick_device(name: str) -> torch.device:
     if name != "cpu" and not torch.cuda.is_available():
         raise SettingError(f"--device {name} asks for a GPU, but PyTorch finds none; use --device cpu.")
     return torch.device(name)
+
+
+def at_hand(name: str) -> str:
+    """The same device where this machine has it, else the one it has."""
+    return name if name in ("auto", "cpu") or torch.cuda.is_available() else "auto"
+
+
+def describe(device: str) -> str:
+    """What computes, in words."""
+    if pick_device(device).type == "cuda":
+        return torch.cuda.get_device_name(pick_device(device))
+    kind = torch.backends.cpu.get_cpu_capability().lower().replace("default", "no vectors")
+    return f"{_processor()} with {kind}, {torch.get_num_threads()} threads"
+
+
+def _processor() -> str:
+    """The processor's name, where the system tells it in a file, else its kind."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text(errors="replace").splitlines() if told.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 @contextmanager
