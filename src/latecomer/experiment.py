@@ -126,7 +126,9 @@ class Experiment:
             raise SettingError(
                 "The seeds leave different numbers of training clients; use fewer --clients or --seeds 1."
             )
-        training: dict[str, Any] = {"rounds": self.settings.rounds or 0, "lr_schedule": self.settings.lr_schedule}
+        training: dict[str, Any] = {}
+        if self.settings.rounds:  # else there is only a model from elsewhere to score
+            training = {"rounds": self.settings.rounds, "lr_schedule": self.settings.lr_schedule}
         return kind(task=task, clients=len(first), members=members, **training, **self.own)
 
 
