@@ -95,6 +95,7 @@ def test_only_labelled_training_examples_weigh() -> None:
 def test_traits_say_what_a_client_has() -> None:
     federation = build(members=1, rotation=[0, 90], labelled=[True, False], budget=["S", "L"])
     assert federation.traits(1) == {
+        "name": "",
         "seen": False,
         "role": "latecomer",
         "labelled": False,

@@ -153,6 +153,8 @@ def check_ranges(instance: Any) -> None:
             endless = isinstance(number, float) and not math.isfinite(number)
             if endless or any(not inside(number) for inside, _ in limits):
                 raise SettingError(f"{flag(name)} must be {' and '.join(text for _, text in limits)}; got {number}.")
+            if isinstance(number, int) and abs(number) >= 2**63:  # more than a tensor can count
+                raise SettingError(f"{flag(name)} must be a whole number below 2^63; got {number}.")
 
 
 def _limits(f: dataclasses.Field[Any]) -> list[tuple[Any, str]]:
@@ -214,13 +216,9 @@ def _plain(name: str, value: Any, kind: Any) -> Any:
         return value.lower() == "true"
     if kind in (int, float) and (isinstance(value, str) or type(value) is int):
         try:
-            number = kind(value.replace("_", "") if isinstance(value, str) else value)
+            return kind(value.replace("_", "") if isinstance(value, str) else value)
         except (ValueError, OverflowError):
             pass
-        else:
-            if kind is int and abs(number) >= 2**63:
-                raise SettingError(f"{flag(name)} must be a whole number below 2^63; got {value}.")
-            return number
     elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) and _writable(value):
         return value
     raise SettingError(f"{flag(name)} must be {_WORDS.get(kind, kind)}; got {value!r}.")
