@@ -92,15 +92,15 @@ def scores(result: Mapping[str, Any]) -> Table:
 
 def failures(result: Mapping[str, Any], rates: Sequence[str]) -> str:
     """What to say where replies that were asked for did not come, or were not finite; empty where all is well."""
-    share, many = 100 * (1 - result["answered"]), len(result["seeds"]) > 1
+    share, many, rate = 100 * (1 - result["answered"]), len(result["seeds"]) > 1, " or ".join(rates)
     since = [
         f"from round {number} on" + (f" (seed {seed})" if many else "")
         for seed, number in zip(result["seeds"], result["diverged_at"], strict=True)
         if number is not None
     ]
     if since:
-        return f"Most replies were missing or not finite {', '.join(since)}; lower {' or '.join(rates)}."
-    return f"{share:.2g} % of the replies were missing or not finite; lower {' or '.join(rates)}." if share else ""
+        return f"Most replies were missing or not finite {', '.join(since)}; lower {rate}."
+    return f"{share:.2g} % of the replies were missing or not finite; a smaller {rate} may help." if share else ""
 
 
 def plural(numbers: list[int], noun: str) -> str:
