@@ -60,14 +60,13 @@ class Side:
 
     def do(self, step: str, message: Message, context: Context) -> Message:
         """One step of the client that the context belongs to, if it agrees to it."""
-        client = int(context.node_config["partition-id"])
-        header, shared, each = self.opened(message.content, step)
+        client, arrays = int(context.node_config["partition-id"]), message.content.array_records
+        header = self.read(message.content, step)
         self.agree(step, header, client)
-        notes = Notes(context.state, header)
-        sent = shared | notes.recall() | each
-        work = getattr(self.method, step)
+        notes, work = Notes(context.state, header), getattr(self.method, step)
+        sent = unpack(arrays["shared"]) | notes.recall() | unpack(arrays["each"])
         check_names(work, sent)
-        notes.answer(step, shared)
+        notes.answer(step, arrays["shared"])
         card = self.homes.cards(header.run, torch.tensor([client]))[0]
         memory = notes.memory(self.blanks[header.run])
         home = PackedHome(self.homes, card, torch.tensor(header.round), memory, self.entropy, self.homes.room(card))
@@ -81,15 +80,14 @@ class Side:
             content["metrics"] = MetricRecord({"weight": int(card[WEIGHT])})
         return Message(content, reply_to=message)
 
-    def opened(self, content: RecordDict, step: str) -> tuple[Header, Tree, Tree]:
-        """What a message says about itself, what all clients are sent, and what this one is."""
-        arrays = content.array_records
-        if "header" not in content.config_records or not {"shared", "each"} <= arrays.keys():
+    def read(self, content: RecordDict, step: str) -> Header:
+        """What a message says about itself; refuse what is none for a step, or for a run that is not here."""
+        if "header" not in content.config_records or not {"shared", "each"} <= content.array_records.keys():
             raise ProtocolError("A message must have a header, what all clients are sent, and what this one is.")
         header = Header.unpack(content.config_records["header"])
         if header.step != step or not 0 <= header.run < len(self.blanks):
             raise ProtocolError(f"A message about {header.step!r} in run {header.run} cannot ask for {step!r} here.")
-        return header, unpack(arrays["shared"]), unpack(arrays["each"])
+        return header
 
     def agree(self, step: str, header: Header, client: int) -> None:
         """Refuse what the method does not let a client in this role be asked for."""

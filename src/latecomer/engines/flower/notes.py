@@ -43,7 +43,7 @@ class Notes:
             raise ProtocolError(f"This client does not hold {', '.join(sorted(missing))} in round {self.header.round}.")
         return {name: held[name] for name in self.header.recall}
 
-    def answer(self, step: str, shared: Tree) -> None:
+    def answer(self, step: str, shared: ArrayRecord) -> None:
         """Write down that a step is answered, before it is: whoever asks again would learn from errors, too."""
         page = self.state.config_records[self.page]
         answered = [str(name) for name in page["answered"]]  # type: ignore[union-attr]
@@ -51,7 +51,8 @@ class Notes:
             raise ProtocolError(f"This client has answered {listed([step])} already in round {self.header.round}.")
         page["answered"] = [*answered, step]
         if shared:
-            self.state[HELD[self.page]] = pack(self._held() | shared)
+            held = self._held()
+            self.state[HELD[self.page]] = pack(held | unpack(shared)) if held else shared
 
     def _held(self) -> Tree:
         return unpack(self.state.array_records.get(HELD[self.page], ArrayRecord()))
