@@ -14,6 +14,7 @@ from . import learn, tree
 from .clients import Clients, Engine, Sending
 from .nets.net import Net
 from .nets.subspace import Kind, Subspace
+from .privacy import Release
 from .replies import By
 from .settings import check_ranges, setting
 from .task import Batches, Home, Task
@@ -88,9 +89,9 @@ class Method(ABC):
     def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:
         """On the client: logits for `x`, from what `personalise` sent."""
 
-    def spent(self) -> Mapping[str, Any]:
-        """What the result says about privacy; nothing where the method gives no guarantee."""
-        return {}
+    def release(self, step: str) -> Release | None:
+        """What an answer to a step gives away of a client's examples, where noise limits that; it is counted."""
+        return None
 
     def review(self, federations: Sequence[Federation], engine: Engine) -> list[str]:
         """Before training: what a user should know about this method on these data; raises where it cannot work."""

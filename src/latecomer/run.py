@@ -106,6 +106,8 @@ def snapshot(training: Training) -> tuple[tree.Tree, dict[str, Any]]:
         part: tree.Tree = {"state": state}
         if kept := training.engine.memories(run):
             part["memory"] = kept
+        if released := training.tally.snapshot(run):
+            part["released"] = released
         if (best := training.best[run]) is not None:
             part["best"] = {"state": best.state, "counts": best.scores.counts}
         tensors[str(run)] = part
@@ -128,6 +130,8 @@ def restore(training: Training, tensors: tree.Tree, facts: Mapping[str, Any]) ->
         training.states[run] = tree.to(part.get("state", {}), device)
         if "memory" in part:
             training.engine.remember(run, tree.to(part["memory"], device))
+        if "released" in part:
+            training.tally.restore(run, part["released"])
         if (best := facts["best"][run]) is not None:
             scores = Scores(torch.arange(federation.members), part["best"]["counts"])
             state = tree.to(part["best"].get("state", {}), device)

@@ -22,6 +22,7 @@ from .faults import silence
 from .lockstep import Lockstep
 from .method import Method
 from .stopwatch import Stopwatch
+from .tally import Tally
 from .together import together as together
 from .tree import Tree
 
@@ -63,7 +64,8 @@ class Training:
         for one, own in self._by_method():
             check(one, own, plan.cohort)
         self.cohort = Cohorts(federations, plan.cohort, plan.cohort_labelled)
-        self.lockstep = Lockstep(engine)
+        self.tally = Tally(engine, self.methods, federations)
+        self.lockstep = Lockstep(self.tally)
         self.steady = self.methods[0].steady and not plan.silence  # nothing in a round is decided on the host
         self.round = 0
         self.evaluations = 0
@@ -212,8 +214,8 @@ class Training:
         }
         if late:
             result["unseen"] = over_seeds(late)
-        if spent := self.methods[runs][0].spent():
-            result["privacy"] = dict(spent)
+        if told := self.tally.report(runs):
+            result["privacy"] = told
         return result
 
     def _score(self, states: Sequence[Tree], ids: Sequence[Tensor]) -> list[Scores]:

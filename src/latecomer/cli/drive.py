@@ -64,11 +64,27 @@ def summarise(run: Run, result: Mapping[str, Any]) -> None:
     screen.out(f"{reason}: {plural(result['selected_rounds'], 'round')}")
     screen.out(f"Sent per client and round: {down} kB down, {up} kB up; trained for {result['seconds']:.1f} s")
     if told := result.get("privacy"):
-        screen.out(f"Privacy: epsilon {told['epsilon']:g}, delta {told['delta']:g}, for {told['covers']}")
+        screen.out(
+            f"Privacy: epsilon {told['epsilon']:g}, delta {told['delta']:g}, for {told['covers']}; {spent(told)}"
+        )
+        if told["refused"]:
+            screen.err(
+                f"Note: {told['refused']} answers were refused, as --epsilon-budget {told['budget']:g} was spent; "
+                "a larger --evaluate-every asks clients less often."
+            )
     if result["answered"] < 1 - run.experiment.settings.silence:
         share = 100 * (1 - result["answered"])
         screen.err(f"Note: {share:.1f} % of the replies were missing or not finite; a smaller --lr may help.")
     print(run.folder.path)  # alone on the last line, for scripts
+
+
+def spent(told: Mapping[str, Any]) -> str:
+    """What the clients with most answers have given away in all of them."""
+    roles = {one["role"]: one for one in (told["worst"], told.get("latecomers")) if one}
+    return ", ".join(
+        f"a {role} spent at most {one['epsilon']:.3g} in {one['answers']} answer{'s' * (one['answers'] != 1)}"
+        for role, one in roles.items()
+    )
 
 
 def scores(result: Mapping[str, Any]) -> Table:

@@ -3,6 +3,7 @@
 engine.py   on the server: an exchange becomes one message a client, replies are matched and counted
 grid.py     between them: a grid inside this process, which delivers real messages to a real ClientApp
 app.py      on the client: does the step that a message names, and keeps what is its own in `context.state`
+spending.py on the client: counts what it releases, and refuses what its budget does not allow
 wire.py     trees as records, and back
 """
 

@@ -18,6 +18,7 @@ from ...errors import ProtocolError
 from ...method import Method
 from ...tree import Tree
 from ..home import WEIGHT, Homes, PackedHome, entropy
+from .spending import charge
 from .wire import Header, pack, unpack
 
 MEMORY, SCRATCH, NUMBER, OCCASION, HELD = "memory", "scratch", "scratch-number", "occasion", "held"
@@ -65,6 +66,7 @@ class Side:
         card = self.homes.cards(header.run, torch.tensor([int(context.node_config["partition-id"])]))[0]
         memory = notes.memory(self.blanks[header.run])
         home = PackedHome(self.homes, card, torch.tensor(header.round), memory, self.entropy)
+        charge(context.state, self.method.release(step), message, header.round)
         reply = getattr(self.method, step)(home, **notes.receive(arrays["shared"]), **unpack(arrays["each"]))
         if bool(tree.finite(reply | {"kept": home.memory})):  # nonsense is silence, and the silent keep what they had
             notes.remember(home.memory)
