@@ -29,6 +29,7 @@ from latecomer.methods.odpflhn import ODPFLHN
 from latecomer.tree import Tree
 
 EPSILON, DELTA, BOUND, EXAMPLES, WIDTH = 1.0, 1e-3, 2.0, 20, 12
+UNIT = math.sqrt(WIDTH) / BOUND  # what a mean is multiplied by before psi
 DRAWS = 6000  # of replies to each data set
 
 
@@ -83,7 +84,7 @@ def large_bias() -> Tree:
     """At 2^23 single precision knows whole numbers only: what lies on either side of a half would move by one."""
     made = weights()
     made["psi"] = {"0.weight": torch.zeros(3, WIDTH), "0.bias": torch.full((3,), 2.0**23)}
-    made["psi"]["0.weight"][0, :3] = torch.tensor([0.68, -0.68, 0.5 / (BOUND * (1 - 1 / EXAMPLES))])
+    made["psi"]["0.weight"][0, :3] = torch.tensor([0.68, -0.68, 0.5 / (BOUND * (1 - 1 / EXAMPLES))]) / UNIT
     return made
 
 
@@ -206,7 +207,7 @@ def test_a_large_bias_before_the_noise_would_tell_too_much() -> None:
     asked, encoder = method(), large_bias()
     clear = [asked.describer.of(_home(federation), encoder).double() for federation in NEIGHBOURS]
     noise = asked.noise / EXAMPLES * torch.randn(2, DRAWS, 3, dtype=torch.float64)
-    assert torch.linalg.matrix_norm(encoder["psi"]["0.weight"], 2).item() < 1.01
+    assert UNIT * torch.linalg.matrix_norm(encoder["psi"]["0.weight"], 2).item() < 1.01
     assert least_epsilon(clear[0] + noise[0], clear[1] + noise[1]) > 2 * EPSILON
 
 

@@ -270,12 +270,12 @@ def home(client: int, turn: int | torch.Tensor) -> PackedHome:
 
 
 def test_a_bounded_descriptor() -> None:
-    """Features no longer than B, averaged; then psi, as the server sent it. Parts make no difference."""
+    """Features no longer than B, averaged, in units of B / sqrt(width); then psi. Parts make no difference."""
     method, state = private()
     found = method.describe(home(1, 0), encoder=state["learned"]["encoder"])["v"].numpy()
     features = np.maximum(np.array(X)[ROWS[1]] * START["p"] + START["q"], 0)
     features *= np.minimum(1, 0.7 / np.linalg.norm(features, axis=1, keepdims=True))
-    assert found == pytest.approx(START["P"] @ features.mean(0) + START["r"], abs=1e-12)
+    assert found == pytest.approx(START["P"] @ features.mean(0) * np.sqrt(2) / 0.7 + START["r"], abs=1e-12)
     by_parts, _ = private(describe_by=2)
     assert by_parts.describe(home(1, 0), encoder=state["learned"]["encoder"])["v"].numpy() == pytest.approx(found)
 
@@ -288,7 +288,7 @@ def test_noise_is_as_large_as_the_promise_takes(client: int) -> None:
     clean = method.describe(home(client, 0), encoder=encoder)["v"]
     turns = torch.arange(3000)
     moved = vmap(lambda turn: method.request(home(client, turn), encoder=encoder)["v"])(turns) - clean
-    noise = moved @ torch.linalg.inv(tensor(START["P"])).T
+    noise = moved @ torch.linalg.inv(tensor(START["P"])).T * 0.7 / np.sqrt(2)
 
     def too_likely(s: float) -> float:
         phi = scipy.stats.norm.cdf

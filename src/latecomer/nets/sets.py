@@ -69,6 +69,9 @@ class SetEncoder:
         return pooled
 
     def describe(self, params: Tree, pooled: Tensor) -> Tensor:
+        """What psi makes of it, who sees a bounded mean in units of bound / sqrt(width): numbers of a usual size."""
+        if self.bound:
+            pooled = pooled * (sqrt(len(pooled)) / self.bound)
         return self.psi(params["psi"], pooled.to(params["psi"]["0.weight"].dtype)[None])[0]
 
     def of(self, home: Home, params: Tree, part: int = 0) -> Tensor:
