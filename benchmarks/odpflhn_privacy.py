@@ -3,9 +3,10 @@
 LATECOMER_DATA=... python benchmarks/odpflhn_privacy.py [RUN] [--epsilons 10,1,0.1] [--sizes 10,30,100,300] [--draws 5]
                                                         [any setting of `latecomer run odpflhn`]
 
-With the folder of a run, the encoder and hypernetwork of its best round serve; else one is trained first. Only
-requests are private, so one training serves every epsilon; it must have had --pool mean and a --bound. First it is
-tried whether descriptors matter at all: with a client's own, with the mean of all, and with another client's.
+With the folder of a run, the encoder and hypernetwork of its best round serve; else one is trained first, in which
+validators, strangers without labels themselves, choose the round. They are not among the latecomers, whom the curves
+show. Only requests are private, so one training serves every epsilon; it must have had --pool mean and a --bound. First
+it is tried whether descriptors matter at all: with a client's own, with the mean of all, and with another client's.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from common import where
 from latecomer import tree
 from latecomer.cli import flags
 from latecomer.clients import Clients, Engine
+from latecomer.data import Federation
 from latecomer.evaluate import Scores
 from latecomer.experiment import Experiment
 from latecomer.folder import Folder
@@ -36,6 +38,7 @@ from latecomer.tree import Tree
 from runs import restored
 
 SETTING = {"data": "cifar10", "partition": "classes", "clients": "100", "unseen": "0.1", "unseen_labelled": "false"}
+SETTING |= {"validators": "0.1"}
 PRIVATE = {"pool": "mean", "bound": "1", "seeds": "3"}
 
 
@@ -81,7 +84,7 @@ def curves(path: Path, epsilons: list[float], sizes: list[int], draws: int) -> N
         for epsilon in [*epsilons, 0.0]:
             training = asked_with(experiment, folder, epsilon, size)
             cells.append(latecomers(training, draws if epsilon else 1))
-        real = fmean(float(f.train.sizes[f.members :].float().mean()) for f in training.federations)
+        real = fmean(float(f.train.sizes[f.first_late :].float().mean()) for f in training.federations)
         print(f"{real:9.1f}" + "".join(f"{mean:11.2f} ± {error:4.2f}" for mean, error in cells), flush=True)
 
 
@@ -92,22 +95,30 @@ def asked_with(experiment: Experiment, folder: Folder, epsilon: float, size: int
 
 
 def exchanged(training: Training) -> None:
-    """Accuracy of members and latecomers, mean over seeds, with the right descriptor and with wrong ones."""
+    """Accuracy of each group of clients, mean over seeds, with the right descriptor and with wrong ones."""
     method, engine = training.methods[0], training.engine
     assert isinstance(method, ODPFLHN)
-    for group in ("members", "latecomers"):
+    for group in ("members", "validators", "latecomers"):
+        if not any(len(some(federation, group)) for federation in training.federations):
+            continue
         found: dict[str, list[float]] = {"own": [], "mean": [], "another's": []}
         for run, (federation, best) in enumerate(zip(training.federations, training.best, strict=True)):
             assert best is not None
-            ids, learned = torch.arange(len(federation)), best.state["learned"]
-            ids = ids[: federation.members] if group == "members" else ids[federation.members :]
+            ids, learned = some(federation, group), best.state["learned"]
             v = Clients(engine, ids, -1, run, scratch=1).run(method.request, shared={"encoder": learned["encoder"]})
             own = v.each["v"]
-            for kind, some in zip(found, (own, own.mean(0).expand_as(own), own.roll(1, 0)), strict=True):
-                params = method.hyper.generate(learned["hyper"], some)
+            for kind, given in zip(found, (own, own.mean(0).expand_as(own), own.roll(1, 0)), strict=True):
+                params = method.hyper.generate(learned["hyper"], given)
                 counts = Clients(engine, ids, -1, run, scratch=1).run(method.score, each={"params": params}).each
                 found[kind].append(float(Scores(ids, counts).accuracy().nanmean()))
         print(f"{group}, by descriptor: " + ", ".join(f"{kind} {fmean(each):.2f}" for kind, each in found.items()))
+
+
+def some(federation: Federation, group: str) -> torch.Tensor:
+    """The ids of a group of clients."""
+    ids, ends = torch.arange(len(federation)), (federation.members, federation.first_late)
+    parts = ids.tensor_split(ends)
+    return dict(zip(("members", "validators", "latecomers"), parts, strict=True))[group]
 
 
 def latecomers(training: Training, draws: int) -> tuple[float, float]:
@@ -115,7 +126,7 @@ def latecomers(training: Training, draws: int) -> tuple[float, float]:
     each: list[float] = []
     for run, (federation, best) in enumerate(zip(training.federations, training.best, strict=True)):
         assert best is not None
-        ids = torch.arange(federation.members, len(federation))
+        ids = some(federation, "latecomers")
         found = [score(training.methods[0], training.engine, best.state, run, ids, draw) for draw in range(draws)]
         each += torch.stack(found).nanmean(0).tolist()
     return fmean(each), stdev(each) / math.sqrt(len(each))

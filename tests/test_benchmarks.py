@@ -16,18 +16,20 @@ import bench
 import cohort
 import common
 import history
+import odpflhn_privacy
 import plain
 import scale
 import toys
 import twins
 from latecomer import Federation, tree
 from latecomer.engines import make
-from latecomer.experiment import make_task
+from latecomer.experiment import Experiment, make_task
 from latecomer.method import Method
 from latecomer.methods.fedavg import FedAvg
 from latecomer.methods.flowdup import FLowDUP
 from latecomer.methods.pefll import PeFLL
 from latecomer.nets.models import builder
+from latecomer.run import Run
 from latecomer.train import Plan, Training
 
 CPU = torch.device("cpu")
@@ -189,3 +191,19 @@ def test_the_history_in_the_repository_can_be_read() -> None:
     lines = history.read(history.FILE)
     assert lines
     assert not any(line["commit"].endswith("-dirty") for line in lines)
+
+
+def test_validators_are_no_latecomers_in_the_curves_of_privacy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"data": "digits", "clients": "10", "unseen": "0.2", "validators": "0.25", "rounds": "2", "cohort": "2"}
+    values |= {"engine": "vector", "pool": "mean", "bound": "1", "out": str(tmp_path), "name": "run"}
+    Run.begin(Experiment.parse("odpflhn", values)).go()
+    asked: list[list[int]] = []
+    score = odpflhn_privacy.score
+    monkeypatch.setattr(odpflhn_privacy, "score", lambda *given: (asked.append(given[4].tolist()), score(*given))[1])
+    odpflhn_privacy.curves(tmp_path / "run", [10.0], [4], 2)
+    assert asked == [[8, 9]] * 3, "two draws with noise and one without; 6 and 7 are validators"
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in lines[:3]] == ["members", "validators", "latecomers"]
+    assert lines[-1].split()[0] == "4.0"

@@ -11,7 +11,7 @@ from latecomer import tree
 from latecomer.errors import SettingError
 from latecomer.nets.models import LeNet
 from latecomer.nets.net import Net
-from latecomer.nets.sets import SetEncoder, features, layers, stretch
+from latecomer.nets.sets import SetEncoder, bounded, features, layers
 from latecomer.task import Batch, Task
 
 ROWS = torch.tensor([[-3.0, 1.0], [-1.0, -2.0], [9.0, 9.0], [-7.0, -4.0]])
@@ -98,53 +98,78 @@ def test_what_sees_an_example_fits_it() -> None:
 # what one example can do
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (3, 3), (25, 200), (200, 25)])
-@pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
-def test_the_stretch_of_a_matrix_is_bounded_closely(shape: tuple[int, int], size: float) -> None:
-    weight = size * torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    largest = torch.linalg.svdvals(weight.double())[0].item()
-    assert largest <= stretch(weight).item() <= 1.03 * largest
+WEIGHTS = [0.0, 1e-45, 1e-38, 1e-20, 1e20, 1e38, 3.4e38, float("inf"), float("nan")]
 
 
-def test_the_stretch_of_odd_matrices() -> None:
-    assert 1 <= stretch(torch.eye(25)).item() < 1.03, "all directions alike: the bound is at its loosest"
-    assert 0 < stretch(torch.zeros(2, 3)).item() < 1e-30
-    slope = torch.vmap(torch.func.grad(lambda weight: stretch(weight)))(torch.randn(4, 3, 5))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bounded_rows_are_finite_positive_and_short(dtype: torch.dtype) -> None:
+    """Whatever they were: of both precisions, with squares that overflow or underflow, or no numbers at all."""
+    largest, tiny = torch.finfo(dtype).max, torch.finfo(dtype).smallest_normal
+    odd = [0.0, tiny / 4, tiny, 0.3, 1e20, largest, float("inf"), float("nan"), -1.0, -float("inf")]
+    rows = torch.tensor([[a, b, c] for a in odd for b in odd for c in odd], dtype=dtype)
+    found = bounded(rows, 0.8)
+    assert found.dtype == torch.float64
+    assert found.isfinite().all()
+    assert (found >= 0).all()
+    assert torch.linalg.vector_norm(found, dim=-1).max().item() <= 0.8 * (1 + 1e-15)
+    short = ((rows >= 0) & (rows <= 0.3)).all(-1)
+    assert torch.equal(found[short], rows[short].double()), "what is short stays as it is"
+    plain = torch.tensor([[3.0, 0.0, 4.0]], dtype=dtype)
+    assert bounded(plain, 0.8).tolist()[0] == pytest.approx([0.48, 0.0, 0.64])
+
+
+def test_the_bound_has_a_gradient_everywhere() -> None:
+    rows = torch.tensor([[0.0, 0.0], [0.1, 0.2], [3.0, 4.0], [1e30, 0.0], [torch.inf, 1.0]])
+    slope = torch.vmap(torch.func.grad(lambda row: bounded(row[None], 1.0).sum()))(rows)
     assert slope.isfinite().all()
-    assert slope.abs().sum() > 0
+    assert slope[1].tolist() == pytest.approx([1.0, 1.0])
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_replacing_one_example_moves_a_bounded_descriptor_by_no_more_than_its_sensitivity(seed: int) -> None:
-    made = encoder(pool="mean", bound=0.8, lipschitz=2.5)
+def test_replacing_one_example_moves_what_is_pooled_by_no_more_than_the_sensitivity(seed: int) -> None:
+    made = encoder(pool="mean", bound=0.8, after=seed % 2)
     random = torch.Generator().manual_seed(seed)
     params = tree.map(lambda leaf: leaf * 10 ** (2 * torch.rand((), generator=random)), made.fresh(random))
     count = 2 + seed
     x = torch.randn(count, 1, 8, 8, generator=random)
     other = x.clone()
     other[seed % count] = torch.randn(1, 8, 8, generator=random) * 10.0 ** (seed % 7)
-    moved = made(params, batch(x, [True] * count)) - made(params, batch(other, [True] * count))
-    assert made.sensitivity == pytest.approx(2 * 2.5 * 0.8)
-    assert 0 < torch.linalg.vector_norm(moved).item() <= made.sensitivity / count * (1 + 1e-5)
+    moved = made.pooled(params, batch(x, [True] * count)) - made.pooled(params, batch(other, [True] * count))
+    assert made.sensitivity == pytest.approx(2**0.5 * 0.8, rel=2e-6)
+    assert 0 < torch.linalg.vector_norm(moved).item() <= made.sensitivity / count
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e20, 1e38, float("inf"), float("nan")])
-def test_no_weights_that_a_server_may_send_break_the_bound(size: float) -> None:
-    """Features that overflow for one example and not for another would tell them apart, were they not put right."""
-    made = encoder(pool="mean", bound=0.8, lipschitz=2.5)
+def test_features_at_right_angles_need_all_of_the_sensitivity() -> None:
+    """One pixel lights one unit, another pixel another: the bound cannot be better than sqrt(2) B."""
+    made = encoder(pool="mean", bound=0.8)
     params = made.fresh(torch.Generator().manual_seed(0))
-    params["phi"]["1.weight"] = params["phi"]["1.weight"].sign() * size
+    params["phi"] = {"1.weight": 1e30 * torch.eye(6, 64), "1.bias": torch.zeros(6)}
+    x = torch.zeros(4, 1, 8, 8)
+    x[:, 0, 0, 0] = 1
+    other = x.clone()
+    other[1, 0, 0] = torch.eye(8)[3]
+    moved = made.pooled(params, batch(x, [True] * 4)) - made.pooled(params, batch(other, [True] * 4))
+    assert torch.linalg.vector_norm(moved).item() == pytest.approx(2**0.5 * 0.8 / 4, rel=1e-12)
+    assert torch.linalg.vector_norm(moved).item() < made.sensitivity / 4
+
+
+@pytest.mark.parametrize("size", WEIGHTS)
+@pytest.mark.parametrize("where", ["phi", "psi"])
+def test_no_weights_that_a_server_may_send_break_the_bound(size: float, where: str) -> None:
+    """Features that overflow for one example and not for another would tell them apart, were they not put right."""
+    made = encoder(pool="mean", bound=0.8)
+    params = made.fresh(torch.Generator().manual_seed(0))
+    params[where] = tree.map(lambda leaf: leaf.sign() * size, params[where])
     x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     other = x.clone()
     other[2] = 0
-    moved = made(params, batch(x, [True] * 4)) - made(params, batch(other, [True] * 4))
-    assert moved.isfinite().all()
-    assert torch.linalg.vector_norm(moved).item() <= made.sensitivity / 4
+    pooled = [made.pooled(params, batch(some, [True, True, True, False])) for some in (x, other)]
+    assert all(value.isfinite().all() and value.dtype == torch.float64 for value in pooled)
+    assert torch.linalg.vector_norm(pooled[0] - pooled[1]).item() <= made.sensitivity / 3
 
 
-def test_a_bound_is_for_means_and_one_layer() -> None:
-    for settings in ({"pool": "mean-max"}, {"pool": "mean", "after": 1}):
-        with pytest.raises(SettingError, match="--bound goes with --pool mean and --after 0"):
-            encoder(bound=1.0, **settings)
-    with pytest.raises(SettingError, match="--epsilon needs a --bound"):
+def test_a_bound_is_for_means() -> None:
+    with pytest.raises(SettingError, match=r"--bound goes with --pool mean: it limits what one example does to a mean"):
+        encoder(bound=1.0, pool="mean-max")
+    with pytest.raises(SettingError, match="--epsilon needs a --bound on the features, 1 say, with --pool mean"):
         _ = encoder(pool="mean").sensitivity

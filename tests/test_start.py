@@ -96,7 +96,7 @@ def test_what_cannot_be_started_from(command: Command, trained: Path, tmp_path: 
     refused("own has no model that is the same for all clients", *base[:-2], "--start", tmp_path / "own")
     shutil.copytree(trained, tmp_path / "bare")
     shutil.rmtree(tmp_path / "bare" / "checkpoint")
-    refused("bare has no checkpoint yet", *base, "--start", tmp_path / "bare")
+    refused("bare/checkpoint is not a folder of the run's own", *base, "--start", tmp_path / "bare")
     assert not (tmp_path / "out").exists()
 
 

@@ -6,6 +6,7 @@ LatecomerError                 one sentence for a person; the command line print
 ├── DataError                  data that is missing, damaged or does not fit the task
 ├── ModelError                 a network that breaks the rules of a client step
 ├── ProtocolError              a method that misuses the boundary between server and clients
+├── BudgetSpent                a client that has given away as much as it may, and does not answer
 ├── StepError                  a client step that raised; names client, round, step and argument
 ├── RunError                   a run folder or checkpoint that cannot be used
 ├── MemoryShortage             the device is out of memory; says which --chunk would fit, or what to make smaller
@@ -47,6 +48,10 @@ class ModelError(LatecomerError):
 
 
 class ProtocolError(LatecomerError):
+    pass
+
+
+class BudgetSpent(LatecomerError):
     pass
 
 

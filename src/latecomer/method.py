@@ -15,6 +15,7 @@ from .clients import Clients, Engine, Sending
 from .errors import SettingError
 from .nets.net import Net
 from .nets.subspace import Kind, Subspace
+from .privacy import Release
 from .replies import By
 from .schedule import Course, Schedule
 from .settings import check_ranges, flag, setting
@@ -107,9 +108,9 @@ class Method(ABC):
         """Bytes that a client step takes beside its model's activations: what grows faster than a client's examples."""
         return 0
 
-    def spent(self) -> Mapping[str, Any]:
-        """What the result says about privacy; nothing where the method gives no guarantee."""
-        return {}
+    def release(self, step: str) -> Release | None:
+        """What an answer to a step gives away of a client's examples, where noise limits that; it is counted."""
+        return None
 
     def review(self, federations: Sequence[Federation], engine: Engine, rounds: int = 0) -> list[str]:
         """Before training: what a user should know about so many rounds on these data; raises where it cannot work."""

@@ -127,6 +127,8 @@ def snapshot(training: Training) -> tuple[tree.Tree, dict[str, Any]]:
         part: tree.Tree = {"state": state}
         if kept := training.engine.memories(run):
             part["memory"] = kept
+        if released := training.tally.snapshot(run):
+            part["released"] = released
         if (best := training.best[run]) is not None:
             scores = best.scores
             found = {"counts": scores.counts, "failed": scores.failed, "report": scores.report}
@@ -153,6 +155,8 @@ def restore(training: Training, tensors: tree.Tree, facts: Mapping[str, Any]) ->
         training.states[run] = tree.to(part.get("state", {}), device)
         if "memory" in part:
             training.engine.remember(run, tree.to(part["memory"], device))
+        if "released" in part:
+            training.tally.restore(run, part["released"])
         if (best := facts["best"][run]) is not None:
             scores = Scores(torch.arange(federation.members), **part["best"]["scores"])
             state = tree.to(part["best"].get("state", {}), device)

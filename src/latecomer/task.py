@@ -90,10 +90,10 @@ class Home(Protocol):
     def counts(self, classes: int) -> Tensor:
         """How many labelled training examples of each class there are; no example is looked at."""
 
-    def noise(self, size: int, purpose: str = "noise") -> Tensor:
-        """`size` standard normal numbers. Secret on a real client; in a simulation a function of (seed, round, client,
-        purpose), so that runs repeat and engines agree: there it hides nothing, and evaluations, whose round is always
-        the same, always meet the same noise.
+    def noise(self, size: int, purpose: str = "noise", dtype: torch.dtype | None = None) -> Tensor:
+        """`size` standard normal numbers, of the kind of an example's or as asked for. Secret on a real client; in a
+        simulation a function of (seed, round, client, purpose), so that runs repeat and engines agree: there it hides
+        nothing, and evaluations, whose round is always the same, always meet the same noise.
         """
 
     def lot(self, purpose: str) -> Tensor:

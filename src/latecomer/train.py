@@ -22,6 +22,7 @@ from .faults import failing_since, silence
 from .lockstep import Lockstep
 from .method import Method
 from .stopwatch import Stopwatch
+from .tally import Tally
 from .together import together as together
 from .tree import Tree
 
@@ -63,7 +64,8 @@ class Training:
         for one, own in self._by_method():
             check(one, own, plan)
         self.cohort = Cohorts(federations, plan.cohort, plan.cohort_labelled)
-        self.lockstep = Lockstep(engine)
+        self.tally = Tally(engine, self.methods, federations)
+        self.lockstep = Lockstep(self.tally)
         self.whole = not plan.silence  # whether an engine may replay whole rounds: who falls silent, the host decides
         self.round = 0
         self.evaluations = 0
@@ -220,8 +222,8 @@ class Training:
         }
         if late:
             result["unseen"] = over_seeds(late)
-        if spent := self.methods[runs][0].spent():
-            result["privacy"] = dict(spent)
+        if told := self.tally.report(runs):
+            result["privacy"] = told
         return result
 
     @within_memory()

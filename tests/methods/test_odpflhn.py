@@ -261,7 +261,7 @@ def test_a_descriptor_by_parts_is_their_mean() -> None:
 
 
 def private(**settings: Any) -> tuple[ODPFLHN, dict[str, Any]]:
-    return build(**{"epsilon": 1.5, "delta": 1e-4, "pool": "mean", "bound": 0.7, "lipschitz": 1.3} | settings)
+    return build(**{"epsilon": 1.5, "delta": 1e-4, "pool": "mean", "bound": 0.7} | settings)
 
 
 def home(client: int, turn: int | torch.Tensor) -> PackedHome:
@@ -270,30 +270,32 @@ def home(client: int, turn: int | torch.Tensor) -> PackedHome:
 
 
 def test_a_bounded_descriptor() -> None:
-    """Features no longer than B, averaged; P scaled so that its largest singular value is L, or a little less."""
+    """Features no longer than B, averaged, in units of B / sqrt(width); then psi. Parts make no difference."""
     method, state = private()
     found = method.describe(home(1, 0), encoder=state["learned"]["encoder"])["v"].numpy()
     features = np.maximum(np.array(X)[ROWS[1]] * START["p"] + START["q"], 0)
     features *= np.minimum(1, 0.7 / np.linalg.norm(features, axis=1, keepdims=True))
-    scaled = START["P"] * 1.3 / np.linalg.svd(START["P"])[1][0]
-    assert found == pytest.approx(scaled @ features.mean(0) + START["r"], rel=0.01)
+    assert found == pytest.approx(START["P"] @ features.mean(0) * np.sqrt(2) / 0.7 + START["r"], abs=1e-12)
+    by_parts, _ = private(describe_by=2)
+    assert by_parts.describe(home(1, 0), encoder=state["learned"]["encoder"])["v"].numpy() == pytest.approx(found)
 
 
 @pytest.mark.parametrize("client", [0, 1])
 def test_noise_is_as_large_as_the_promise_takes(client: int) -> None:
-    """Its standard deviation, over 3000 rounds, is the analytic mechanism's for the sensitivity 2 L B / |D|."""
+    """Before psi it is the analytic mechanism's for the sensitivity sqrt(2) B / |D|, over 3000 rounds."""
     method, state = private()
     encoder = state["learned"]["encoder"]
     clean = method.describe(home(client, 0), encoder=encoder)["v"]
     turns = torch.arange(3000)
-    noise = vmap(lambda turn: method.request(home(client, turn), encoder=encoder)["v"])(turns) - clean
+    moved = vmap(lambda turn: method.request(home(client, turn), encoder=encoder)["v"])(turns) - clean
+    noise = moved @ torch.linalg.inv(tensor(START["P"])).T * 0.7 / np.sqrt(2)
 
     def too_likely(s: float) -> float:
         phi = scipy.stats.norm.cdf
         return phi(1 / (2 * s) - 1.5 * s) - np.exp(1.5) * phi(-1 / (2 * s) - 1.5 * s) - 1e-4
 
     sigma = scipy.optimize.brentq(too_likely, 0.1, 100)
-    wanted = sigma * 2 * 1.3 * 0.7 / len(ROWS[client])
+    wanted = sigma * np.sqrt(2) * 0.7 / len(ROWS[client])
     assert noise.std().item() == pytest.approx(wanted, rel=0.03)
     assert noise.mean(0).abs().max().item() < 4 * wanted / np.sqrt(3000)
 
@@ -333,9 +335,9 @@ def test_simulated_noise_is_the_same_on_every_engine_and_real_noise_is_nobodys()
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"bound": 0.0}, "--epsilon needs a --bound on the features, 1 say, with --pool mean and --after 0."),
-        ({"pool": "mean-max"}, "--bound goes with --pool mean and --after 0"),
-        ({"after": 1}, "--bound goes with --pool mean and --after 0"),
+        ({"bound": 0.0}, "--epsilon needs a --bound on the features, 1 say, with --pool mean."),
+        ({"pool": "mean-max"}, "--bound goes with --pool mean: it limits what one example does to a mean."),
+        ({"epsilon_budget": 1.0}, "--epsilon-budget must be 0, or at least the 1.5 of --epsilon that one answer"),
         ({"epsilon": -1.0}, "--epsilon must be at least 0; got -1.0."),
         ({"epsilon": float("inf")}, "--epsilon must be at least 0; got inf."),
         ({"epsilon": float("nan")}, "--epsilon must be at least 0; got nan."),

@@ -67,11 +67,27 @@ def summarise(run: Run, result: Mapping[str, Any]) -> None:
     if failed := sum(result[group]["failed"] for group in ("seen", "unseen") if group in result):
         screen.err(f"Note: {failed} clients gave no score, or not one of numbers; each counts as 0 %.")
     if told := result.get("privacy"):
-        screen.out(f"Privacy: epsilon {told['epsilon']:g}, delta {told['delta']:g}, for {told['covers']}")
+        screen.out(
+            f"Privacy: epsilon {told['epsilon']:g}, delta {told['delta']:g}, for {told['covers']}; {spent(told)}"
+        )
+        if told["refused"]:
+            screen.err(
+                f"Note: {told['refused']} answers were refused, as --epsilon-budget {told['budget']:g} was spent; "
+                "a larger --evaluate-every asks clients less often."
+            )
     rates = [flag(name) for name in settings_of(run.training.methods[0]) if name == "lr" or name.endswith("_lr")]
     if note := failures(result, rates):
         screen.err(f"Note: {note}")
     print(run.folder.path)  # alone on the last line, for scripts
+
+
+def spent(told: Mapping[str, Any]) -> str:
+    """What the clients with most answers have given away in all of them."""
+    roles = {one["role"]: one for one in (told["worst"], told.get("latecomers")) if one}
+    return ", ".join(
+        f"a {role} spent at most {one['epsilon']:.3g} in {one['answers']} answer{'s' * (one['answers'] != 1)}"
+        for role, one in roles.items()
+    )
 
 
 def scores(result: Mapping[str, Any]) -> Table:

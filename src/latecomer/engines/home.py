@@ -169,9 +169,9 @@ class PackedHome:
         _, y = self._homes.find(_within(place, count), self._card, "train")
         return (one_hot(y, classes) * (place < count)[:, None]).sum(0)
 
-    def noise(self, size: int, purpose: str = "noise") -> Tensor:
+    def noise(self, size: int, purpose: str = "noise", dtype: torch.dtype | None = None) -> Tensor:
         words = self._entropy(2 * size) if self._entropy else self._words(2 * size, purpose)
-        dtype = self._homes.dtype
+        dtype = dtype or self._homes.dtype
         return normal(words).to(dtype if dtype.is_floating_point else torch.float32)
 
     def lot(self, purpose: str) -> Tensor:

@@ -6,9 +6,8 @@ exchange and no label. Members train end to end, or in two phases: an encoder th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -50,7 +49,7 @@ class ODPFLHN(TrainsByPasses):
     epsilon: float = setting(0.0, "privacy of the descriptor a client sends to get a model; 0: none", low=0)
     delta: float = setting(1e-5, "probability that this privacy fails", above=0, high=0.999)
     bound: float = setting(0.0, "largest norm of an example's features (B); 0: no limit; privacy needs one", low=0)
-    lipschitz: float = setting(1.0, "with a bound, what the layer after pooling stretches by (L)", above=0)
+    epsilon_budget: float = setting(0.0, "largest epsilon of all answers of a client together; 0: no limit", low=0)
 
     paper = {"split": "pfedhn", "cohort": 9, "rounds": 500}
     needs_labels = False
@@ -64,14 +63,14 @@ class ODPFLHN(TrainsByPasses):
         super().build()
         size = self.descriptor or max(2, self.clients // 4)
         phi, psi = sets.features(self.encoder, self.task, self.width), sets.layers(self.width, size, self.after)
-        describer = sets.SetEncoder(phi, psi, self.pool, self.bound, self.lipschitz)
+        describer = sets.SetEncoder(phi, psi, self.pool, self.bound)
         self.set(describer=describer, hyper=Hypernetwork(size, self.task.model.shapes, self.hidden, self.depth))
         rates = {"hyper": self.server_lr, "encoder": self.encoder_lr, "embedding": self.embedding_lr}
         rule = (self.server_momentum, self.server_decay, self.clip, self.schedule)
         self.set(optimiser=optim.parts(self.server, rates, *rule))
         if self.training == "two-phases":
             self.set(opening={"first_phase": "of the first phase, so nothing is fine-tuned"})
-        self.set(noise=privacy.sigma(self.epsilon, self.delta) * describer.sensitivity if self.epsilon else 0.0)
+        self.set(noise=0.0 if (one := self.release("request")) is None else one.sigma * describer.sensitivity)
 
     # on the client
 
@@ -81,10 +80,11 @@ class ODPFLHN(TrainsByPasses):
 
     @asked_in("personalise")
     def request(self, home: Home, *, encoder: Tree) -> Tree:
-        v = self.describe(home, encoder=encoder)["v"]
-        if self.noise:  # the more examples there are, the less one of them can move the descriptor
-            v = v + self.noise / home.all().real.sum().clamp(min=1) * home.noise(len(v), "request")
-        return {"v": v}
+        if not self.noise:
+            return self.describe(home, encoder=encoder)
+        mean, count = self.describer.mean(home, encoder, self.describe_by), home.all().real.sum().clamp(min=1)
+        noisy = mean + self.noise / count * home.noise(len(mean), "request", torch.float64)
+        return {"v": self.describer.describe(encoder, noisy)}  # psi follows the noise: its weights may be anything
 
     @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
@@ -152,5 +152,6 @@ class ODPFLHN(TrainsByPasses):
         asked = clients.run(self.request, shared={"encoder": state["learned"]["encoder"]})
         return Sending(each={"params": self.hyper.generate(state["learned"]["hyper"], asked.each["v"])})
 
-    def spent(self) -> Mapping[str, Any]:
-        return privacy.account(self.epsilon, self.delta, self.describer.sensitivity) if self.epsilon else {}
+    def release(self, step: str) -> privacy.Release | None:
+        private = step == "request" and self.epsilon
+        return privacy.Release.gaussian(self.epsilon, self.delta, self.epsilon_budget) if private else None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
+from math import prod, sqrt
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from .. import tree
 from ..errors import ModelError, SettingError
 from ..task import Batch, Home, Task
 from ..tree import Tree
@@ -17,29 +17,26 @@ from .models import LeNet, builder
 from .net import Net
 
 Pool = Literal["mean-max", "mean"]
-SQUARINGS = 5  # of a matrix that has one row a number of the descriptor: `stretch` is then 3 % too large, or less
+SLACK = 1 + 1e-6
+"""What rounding may add to a sensitivity: in double precision, a sum of 70,000 features one by one stays below it."""
 
 
 @dataclass(frozen=True)
 class SetEncoder:
     """`phi` sees one example at a time, pooling runs over the real ones, `psi` makes a descriptor of what is pooled.
 
-    With a `bound`, no example's features are longer than it, and psi, which must be one linear layer, stretches nothing
-    by more than `lipschitz`: then replacing one of |D| examples moves a descriptor by no more than `sensitivity` / |D|,
-    provided that `pool` is the mean.
+    With a `bound`, which takes the mean as `pool`, no example's features are longer than it, whatever weights a server
+    sends: then replacing one of |D| examples moves what is pooled by no more than `sensitivity` / |D|.
     """
 
     phi: Net
     psi: Net
     pool: Pool = "mean-max"
     bound: float = 0.0
-    lipschitz: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.bound and (self.pool != "mean" or len(self.psi.shapes) > 2):
-            raise SettingError(
-                "--bound goes with --pool mean and --after 0: it limits what one example does to a mean."
-            )
+        if self.bound and self.pool != "mean":
+            raise SettingError("--bound goes with --pool mean: it limits what one example does to a mean.")
 
     @property
     def size(self) -> int:
@@ -48,42 +45,67 @@ class SetEncoder:
 
     @property
     def sensitivity(self) -> float:
-        """Two features differ by at most twice the bound, and psi stretches that by `lipschitz`."""
+        """Features are not negative, so two of them are never further apart than at right angles: sqrt(2) bounds."""
         if not self.bound:
-            raise SettingError("--epsilon needs a --bound on the features, 1 say, with --pool mean and --after 0.")
-        return 2 * self.lipschitz * self.bound
+            raise SettingError("--epsilon needs a --bound on the features, 1 say, with --pool mean.")
+        return sqrt(2) * self.bound * SLACK
 
     def fresh(self, generator: torch.Generator) -> Tree:
         return {"phi": self.phi.fresh(generator), "psi": self.psi.fresh(generator)}
 
     def __call__(self, params: Tree, batch: Batch) -> Tensor:
         """The descriptor of all examples in a batch."""
+        return self.describe(params, self.pooled(params, batch))
+
+    def pooled(self, params: Tree, batch: Batch) -> Tensor:
+        """What the examples of a batch come to; with a bound, in double precision."""
         features = self.phi(params["phi"], batch.x)  # [size, width]
         if self.bound:
-            return self._bounded(features, params["psi"], batch)
+            return batch.mean(bounded(features, self.bound))
         half = features.shape[-1] // 2 if self.pool == "mean-max" else features.shape[-1]
         pooled = batch.mean(features[:, :half])
         if self.pool == "mean-max":
             pooled = torch.cat([pooled, batch.max(features[:, half:])])
-        return self.psi(params["psi"], pooled[None])[0]
+        return pooled
 
-    def _bounded(self, features: Tensor, last: Tree, batch: Batch) -> Tensor:
-        """Whatever weights a server sends: numbers that overflow must not tell on an example, nor may TF32 rounding."""
-        features = features.nan_to_num(0.0, 0.0, 0.0)
-        pooled = batch.mean(features * (self.bound / row_norms(features).clamp(min=self.bound)))
-        scaled = last | {"0.weight": last["0.weight"] * (self.lipschitz / stretch(last["0.weight"]))}
-        return self.psi(tree.map(Tensor.double, scaled), pooled[None].double())[0].to(features.dtype)
+    def describe(self, params: Tree, pooled: Tensor) -> Tensor:
+        """What psi makes of it, who sees a bounded mean in units of bound / sqrt(width): numbers of a usual size."""
+        if self.bound:
+            pooled = pooled * (sqrt(len(pooled)) / self.bound)
+        return self.psi(params["psi"], pooled.to(params["psi"]["0.weight"].dtype)[None])[0]
 
     def of(self, home: Home, params: Tree, part: int = 0) -> Tensor:
         """The descriptor of a client: of all its examples at once, or the mean over random parts of so many examples.
 
-        Parts count by their examples, as the last one may be smaller: so a mean over parts is as private as any mean.
+        With a bound, parts make no difference: their means are pooled before psi.
         """
-        if not part:
-            return self(params, home.all())
-        pairs = [(self(params, batch), batch.real.sum()) for batch in home.epochs(1, part, "describe")]
-        count = torch.stack([real for _, real in pairs]).to(pairs[0][0].dtype)
-        return count @ torch.stack([descriptor for descriptor, _ in pairs]) / count.sum().clamp(min=1)
+        if self.bound:
+            return self.describe(params, self.mean(home, params, part))
+        return over_parts(home, part, lambda batch: self(params, batch))
+
+    def mean(self, home: Home, params: Tree, part: int = 0) -> Tensor:
+        """The mean of a client's bounded features, in double precision: what noise can be added to."""
+        return over_parts(home, part, lambda batch: self.pooled(params, batch))
+
+
+def over_parts(home: Home, part: int, function: Callable[[Batch], Tensor]) -> Tensor:
+    """The mean of a function over random parts of a client's examples, each counted by its size; 0: of all at once."""
+    if not part:
+        return function(home.all())
+    pairs = [(function(batch), batch.real.sum()) for batch in home.epochs(1, part, "describe")]
+    count = torch.stack([real for _, real in pairs]).to(pairs[0][0].dtype)
+    return count @ torch.stack([value for value, _ in pairs]) / count.sum().clamp(min=1)
+
+
+def bounded(features: Tensor, bound: float) -> Tensor:
+    """Rows, none of them negative or longer than the bound, in double precision, whatever weights made them.
+
+    What is not a number or infinite counts as nothing; a square that overflows makes a length infinite and so the row
+    zero, one that underflows leaves a row that is short anyhow.
+    """
+    rows = features.double().nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return rows * (bound / lengths.clamp(min=bound))
 
 
 def features(kind: str, task: Task, width: int) -> Net:
@@ -104,25 +126,3 @@ def layers(inputs: int, outputs: int, hidden: int) -> Net:
         return nn.Sequential(*parts, nn.Linear(inputs, outputs))
 
     return Net(build)
-
-
-def row_norms(rows: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    return norms
-
-
-def stretch(weight: Tensor) -> Tensor:
-    """An upper bound, nearly tight, of what a matrix can multiply a vector's length with (its largest singular value).
-
-    The Frobenius norm bounds the spectral norm, and that of a high power of W W^T does so closely:
-    |W|^2 <= |(W W^T)^n|_F^(1/n), with n = 2^SQUARINGS. Only products, so it works under vmap, in CUDA graphs and
-    backwards, where a singular value decomposition does not. In double precision, which TF32 does not touch.
-    """
-    wide = weight.double()
-    power, logarithm, share = wide @ wide.mT, weight.new_zeros((), dtype=torch.float64), 1.0
-    for k in range(SQUARINGS + 1):
-        size = torch.linalg.matrix_norm(power).clamp(min=torch.finfo(torch.float64).tiny)
-        logarithm, power, share = logarithm + share * size.log(), power / size, share / 2
-        power = power @ power if k < SQUARINGS else power
-    bound = (logarithm / 2).exp().to(weight.dtype) * (1 + 1e-6)  # so that rounding errs on the safe side
-    return bound.clamp(min=torch.finfo(weight.dtype).tiny)  # a matrix of zeros can be divided by it

@@ -5,6 +5,7 @@ reply.py    on the server: whether a reply is what its step must answer; what is
 grid.py     between them: a grid inside this process, which delivers real messages to a real ClientApp
 app.py      on the client: does the step that a message names, if this client's role answers it
 notes.py    on the client: what it keeps in `context.state`
+spending.py on the client: counts what it releases, and refuses what its budget does not allow
 wire.py     trees as records, and back
 """
 

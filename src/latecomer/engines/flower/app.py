@@ -18,6 +18,7 @@ from ...steps import check_names, phase_of, phases_of, steps
 from ...tree import Tree
 from ..home import WEIGHT, Homes, PackedHome, entropy
 from .notes import Notes
+from .spending import charge
 from .wire import Header, pack, unpack
 
 
@@ -70,8 +71,8 @@ class Side:
         card = self.homes.cards(header.run, torch.tensor([client]))[0]
         memory = notes.memory(self.blanks[header.run])
         home = PackedHome(self.homes, card, torch.tensor(header.round), memory, self.entropy, self.homes.room(card))
+        charge(context.state, self.method.release(step), message, header.round)
         reply = work(home, **sent)
-        # what must happen to a reply before it leaves its client happens here
         if not bool(tree.finite(reply | {"kept": home.memory})):
             raise ProtocolError("This client's answer was not finite.")  # and the silent keep what they had
         notes.remember(home.memory)
