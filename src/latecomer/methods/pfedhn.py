@@ -9,6 +9,7 @@ With `--budgets` (section 5.2) the hypernetwork emits models of several sizes, a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -19,7 +20,7 @@ from ..clients import Clients, Sending
 from ..errors import SettingError
 from ..groups import Group, by_size
 from ..method import TrainsBySteps, made
-from ..nets.hyper import Hypernetwork
+from ..nets.hyper import Hypernetwork, fit_descriptors
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
@@ -39,7 +40,8 @@ class PFedHN(TrainsBySteps):
     spectral: bool = setting(False, "divide every layer of the hypernetwork by its spectral norm (appendix C.4)")
     personal_head: bool = setting(False, "pFedHN-PC: the last layer stays at the client (its paper: server-lr 0.05)")
     novel_rounds: int = setting(20, "exchanges that fit a latecomer's embedding, hypernetwork frozen", low=1)
-    novel_lr: float = setting(1e-2, "learning rate of a latecomer's embedding", above=0)
+    novel_lr: float = setting(0.2, "Adam's learning rate for a latecomer's embedding", above=0)
+    novel_start: Literal["mean", "random"] = setting("mean", "where it begins: the members' mean, or drawn as theirs")
 
     paper = {"split": "pfedhn", "cohort": 1, "rounds": 5000, "select": "pooled"}
     steady = True
@@ -86,18 +88,19 @@ class PFedHN(TrainsBySteps):
         return self.task.logits(params | home.memory.get("head", {}), x)
 
     def memory(self, generator: torch.Generator) -> Tree:
-        if not self.head:
-            return {}
         head = tree.pick(self.task.model.fresh(generator), self.head)
-        return {"head": head, "velocity": torch.zeros_like(tree.ravel(head))}
+        return {"head": head, "velocity": torch.zeros_like(tree.ravel(head))} if head else {}
 
     # on the server
 
     def init(self, generator: torch.Generator) -> Tree:
-        learned: Tree = {"hyper": self.hyper.fresh(generator)}
+        learned, width = {"hyper": self.hyper.fresh(generator)}, self.hyper.descriptor
         if not self.fixed:
-            learned["embedding"] = torch.randn(self.members, self.hyper.descriptor, generator=generator)
-        return {"ids": torch.arange(self.members), "learned": learned, "optimiser": self.optimiser.init(learned)}
+            learned["embedding"] = torch.randn(self.members, width, generator=generator)
+        state = {"ids": torch.arange(self.members), "learned": learned, "optimiser": self.optimiser.init(learned)}
+        if self.novel_start == "random" and not self.fixed:
+            state["novel"] = torch.randn(max(1, self.clients - self.members), width, generator=generator)
+        return state
 
     def round(self, state: Tree, clients: Clients) -> Tree:
         groups = self.meet(clients)
@@ -106,7 +109,7 @@ class PFedHN(TrainsBySteps):
         heard = torch.stack([update.heard.sum() for update in updates.values()]).sum().clamp(min=1)
         (gradient,) = pull({size: tree.scale(update.each, -1 / heard) for size, update in updates.items()})
         learned, optimiser = self.optimiser.step(state["learned"], gradient, state["optimiser"])
-        return {"ids": state["ids"], "learned": learned, "optimiser": optimiser}
+        return state | {"learned": learned, "optimiser": optimiser}
 
     def models(self, learned: Tree, ids: Tensor, groups: list[Group]) -> Tree:
         known = {group.size: self.known(learned, ids, group) for group in groups}
@@ -118,25 +121,19 @@ class PFedHN(TrainsBySteps):
             known = self.known(learned, state["ids"], group)
             late = ~torch.isin(group.clients.ids, state["ids"].cpu())
             if not self.fixed and late.any():
-                novel = self.novel(learned, replace(group, clients=group.clients.only(late)))
-                known = known.index_copy(0, late.nonzero()[:, 0].to(known.device), novel["embedding"])
+                novel = self.novel(state, replace(group, clients=group.clients.only(late)))
+                known = known.index_copy(0, late.nonzero()[:, 0].to(known.device), novel)
             params = self.hyper.generate(learned["hyper"], known, group.size)
             sendings.append(Sending(each={"params": params}, to=group.which))
         return sendings
 
-    def novel(self, learned: Tree, group: Group) -> Tree:
+    def novel(self, state: Tree, group: Group) -> Tensor:
         """Section 5.3: new embeddings are fitted over a few exchanges, while the hypernetwork stays as it is."""
-        optimiser = optim.SGD(self.novel_lr, self.server_momentum)  # no clipping: latecomers must not affect each other
-        novel: Tree = {"embedding": learned["embedding"].mean(0).repeat(len(group.clients), 1)}
-        memory = optimiser.init(novel)
-        for turn in group.clients.turns(self.novel_rounds):
-            params, pull = learn.pullback(
-                lambda novel: self.hyper.generate(learned["hyper"], novel["embedding"], group.size), novel
-            )
-            update = turn.run(self.fit, each={"params": params})
-            (gradient,) = pull(tree.scale(update.each, -1))
-            novel, memory = optimiser.step(novel, gradient, memory)
-        return novel
+        v = state["learned"]["embedding"].mean(0).repeat(len(group.clients), 1)
+        if "novel" in state:
+            v = state["novel"][(group.clients.index - self.members) % len(state["novel"])]
+        generate = partial(self.hyper.generate, state["learned"]["hyper"], branch=group.size)
+        return fit_descriptors(group.clients.turns(self.novel_rounds), self.fit, generate, v, self.novel_lr)
 
     def meet(self, clients: Clients) -> list[Group]:
         """The cohort in groups of one size, after the clients have introduced themselves where that matters."""

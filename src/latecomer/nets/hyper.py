@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .. import tree
 from ..clients import Clients, Step
 from ..learn import pullback
+from ..optim import Adam
 from ..replies import Replies
 from ..tree import Tree
 from .net import Net
@@ -103,3 +104,18 @@ def fitted(
     params, pull = pullback(generate, *inputs)
     replies = clients.run(fit, shared=shared, each={"params": params} | (each or {}))
     return replies, lambda change: pull(tree.scale(change, -1))
+
+
+def fit_descriptors(turns: Sequence[Clients], fit: Step, generate: Callable[..., Tree], v: Tensor, lr: float) -> Tensor:
+    """Descriptors of new clients, fitted by Adam over some exchanges while the hypernetwork stays as it is.
+
+    Adam, because how large gradients are depends on data, local training and hypernetwork, while descriptors are of
+    the order of one; and no clipping, so that clients do not affect each other.
+    """
+    params, optimiser = {"v": v}, Adam(lr)
+    state = tree.to(optimiser.init(params), v.device)
+    for clients in turns:
+        update, pull = fitted(clients, fit, generate, params["v"])
+        (gradient,) = pull(update.each)
+        params, state = optimiser.step(params, {"v": gradient}, state)
+    return params["v"]
