@@ -94,7 +94,8 @@ class PFedHN(TrainsBySteps):
     # on the server
 
     def init(self, generator: torch.Generator) -> Tree:
-        learned, width = {"hyper": self.hyper.fresh(generator)}, self.hyper.descriptor
+        learned: Tree = {"hyper": self.hyper.fresh(generator)}
+        width = self.hyper.descriptor
         if not self.fixed:
             learned["embedding"] = torch.randn(self.members, width, generator=generator)
         state = {"ids": torch.arange(self.members), "learned": learned, "optimiser": self.optimiser.init(learned)}
