@@ -40,7 +40,7 @@ class PFedHN(TrainsBySteps):
     spectral: bool = setting(False, "divide every layer of the hypernetwork by its spectral norm (appendix C.4)")
     personal_head: bool = setting(False, "pFedHN-PC: the last layer stays at the client (its paper: server-lr 0.05)")
     novel_rounds: int = setting(20, "exchanges that fit a latecomer's embedding, hypernetwork frozen", low=1)
-    novel_lr: float = setting(0.2, "Adam's learning rate for a latecomer's embedding", above=0)
+    novel_lr: float = setting(0.1, "Adam's learning rate for a latecomer's embedding", above=0)
     novel_start: Literal["mean", "random"] = setting("mean", "where it begins: the members' mean, or drawn as theirs")
 
     paper = {"split": "pfedhn", "cohort": 1, "rounds": 5000}
