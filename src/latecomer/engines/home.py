@@ -78,6 +78,13 @@ class Homes:
             columns += [start[ids] + self.base[split][federation], start[ids + 1] - start[ids]]
         return torch.stack(columns, -1)
 
+    def room(self, card: Tensor) -> dict[str, int]:
+        """For a client that is not mapped with others: of every split its own examples. The card is on the CPU.
+
+        Who has none where others have some gets one of padding: nothing at all is harder to compute with.
+        """
+        return {split: min(most, max(1, int(card[SIZE[split]]))) for split, most in self.largest.items()}
+
     def find(self, place: Tensor, card: Tensor, split: str) -> tuple[Tensor, Tensor]:
         """Which examples lie at the given places of a client's rows, and their labels, as far as it may know them."""
         last = max(len(self.index[split]) - 1, 0)  # where a client with nothing here would point past the end
@@ -166,11 +173,6 @@ class PackedHome:
     def _words(self, count: int, name: str) -> Tensor:
         counter = torch.arange(count, device=self._card.device)
         return mix(self._card[SEED], self._round, self._card[CLIENT], purpose(name), counter)
-
-
-def own_room(card: Tensor) -> dict[str, int]:
-    """For a client that is not mapped together with others: room for its own examples. The card is on the CPU."""
-    return {split: max(1, int(card[SIZE[split]])) for split in SPLITS}
 
 
 def entropy(count: int) -> Tensor:

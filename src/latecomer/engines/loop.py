@@ -15,7 +15,7 @@ from ..data.federation import Federation
 from ..errors import LatecomerError, StepError
 from ..method import Method
 from ..tree import Tree
-from .home import WEIGHT, Homes, PackedHome, own_room
+from .home import WEIGHT, Homes, PackedHome
 from .memory import Shelf
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Loop(Shelf):
     def _one_by_one(self, step: str, ask: Ask) -> None:
         memories = self.of(ask.run, ask.scratch)
         told = self.homes.cards(ask.run, ask.ids)
-        cards, rooms = tree.upload(told, self.device), [own_room(card) for card in told]
+        cards, rooms = tree.upload(told, self.device), [self.homes.room(card) for card in told]
         round_ = torch.tensor(ask.round, device=self.device)
 
         def work(k: int) -> tuple[Tree, Tree]:

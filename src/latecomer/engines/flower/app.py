@@ -17,7 +17,7 @@ from ...data.federation import Federation
 from ...errors import ProtocolError, StepError
 from ...method import Method
 from ...tree import Tree
-from ..home import WEIGHT, Homes, PackedHome, entropy, own_room
+from ..home import WEIGHT, Homes, PackedHome, entropy
 from .wire import Header, pack, unpack
 
 MEMORY, SCRATCH, NUMBER, OCCASION, HELD = "memory", "scratch", "scratch-number", "occasion", "held"
@@ -64,7 +64,8 @@ class Side:
         notes = Notes(context.state, header)
         card = self.homes.cards(header.run, torch.tensor([int(context.node_config["partition-id"])]))[0]
         memory = notes.memory(self.blanks[header.run])
-        home = PackedHome(self.homes, card, torch.tensor(header.round), memory, self.entropy, own_room(card))
+        room = self.homes.room(card)
+        home = PackedHome(self.homes, card, torch.tensor(header.round), memory, self.entropy, room)
         reply = getattr(self.method, step)(home, **notes.receive(arrays["shared"]), **unpack(arrays["each"]))
         if not bool(
             tree.finite(reply | {"kept": home.memory})
