@@ -79,8 +79,11 @@ class Homes:
         return torch.stack(columns, -1)
 
     def room(self, card: Tensor) -> dict[str, int]:
-        """For a client that is not mapped together with others: room for its own examples. The card is on the CPU."""
-        return {split: min(max(1, int(card[SIZE[split]])), self.largest[split]) for split in SPLITS}
+        """For a client that is not mapped with others: of every split its own examples. The card is on the CPU.
+
+        Who has none where others have some gets one of padding: nothing at all is harder to compute with.
+        """
+        return {split: min(most, max(1, int(card[SIZE[split]]))) for split, most in self.largest.items()}
 
     def find(self, place: Tensor, card: Tensor, split: str) -> tuple[Tensor, Tensor]:
         """Which examples lie at the given places of a client's rows, and their labels, as far as it may know them."""
