@@ -230,9 +230,10 @@ def _home(federation: Federation) -> PackedHome:
 
 def asked_by_messages(asked: ODPFLHN, encoder: Tree, federation: Federation, count: int) -> Tensor:
     grid = LocalGrid(client_app(asked, [federation]))
-    header, shared = Header("request", 0, 0, (), None).pack(), pack({"encoder": encoder})
-    content = RecordDict({"header": header, "shared": shared, "each": pack({})})
-    messages = [Message(content, dst_node_id=grid.node(0, 0), message_type="query.request") for _ in range(count)]
+    shared, each = pack({"encoder": encoder}), pack({})
+    headers = [Header("request", -1 - k, 0, (), None).pack() for k in range(count)]  # a round each: it answers once
+    contents = [RecordDict({"header": header, "shared": shared, "each": each}) for header in headers]
+    messages = [Message(one, dst_node_id=grid.node(0, 0), message_type="query.request") for one in contents]
     return torch.stack([unpack(reply.content.array_records["reply"])["v"] for reply in grid.send_and_receive(messages)])
 
 

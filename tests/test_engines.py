@@ -439,13 +439,14 @@ def test_a_client_on_its_own_has_room_for_its_own_examples(name: str) -> None:
     seen: list[int] = []
 
     class Watched(Diary):
+        @asked_in("round")
         def measure(self, home: Home) -> Tree:
             seen.extend((len(home.all().y), len(home.all("test").y), len(home.epochs(2, 4))))
             return {}
 
     method = Watched(task=toys.task(), clients=len(toys.TRAIN), members=toys.MEMBERS)
     Clients(toys.engine(name, method, [toys.federation()]), torch.tensor([0, 6]), 0).run(method.measure)
-    assert seen == [5, 5, 4, 30, 5, 16]
+    assert seen[-6:] == [5, 5, 4, 30, 5, 16]
 
 
 def test_auto_takes_the_faster(monkeypatch: pytest.MonkeyPatch) -> None:

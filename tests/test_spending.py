@@ -54,7 +54,9 @@ class Server:
         self.method, self.grid = asked, LocalGrid(client_app(asked, federations))
         self.encoder = toys.start(asked)["learned"]["encoder"]
 
-    def ask(self, step: str = "request", number: int = 0, run: int = 0, scratch: int | None = None, **sent: Any) -> str:
+    def ask(
+        self, step: str = "request", number: int = -1, run: int = 0, scratch: int | None = None, **sent: Any
+    ) -> str:
         """The reason why the client did not answer; empty: it did."""
         content = RecordDict(
             {
@@ -76,7 +78,13 @@ def test_no_lie_about_round_evaluation_or_run_gets_another_answer() -> None:
     asked, most = method(epsilon_budget=2.5), answers(1.0, 2.5)
     assert most == 5
     server = Server(asked, toys.federations(2))
-    lies: list[dict[str, Any]] = [{}, {"number": 7}, {"scratch": 3}, {"run": 1}, {"number": -1, "scratch": 9, "run": 1}]
+    lies: list[dict[str, Any]] = [
+        {},
+        {"number": -7},
+        {"number": 3, "scratch": 3},
+        {"number": -2, "run": 1},
+        {"scratch": 9, "run": 1},
+    ]
     assert [server.ask(**lie) for lie in lies] == [""] * most
     for lie in lies:
         reason = server.ask(**lie)
@@ -84,7 +92,7 @@ def test_no_lie_about_round_evaluation_or_run_gets_another_answer() -> None:
         assert reason.endswith("of its budget of 2.5 in 5 answers, and another one does not fit; it does not answer.")
     kept = ledger(server.context.state)
     assert len(kept.entries) == most, "a refusal costs nothing"
-    assert [entry.round for entry in kept.entries] == [0, 7, 0, 0, -1]
+    assert [entry.round for entry in kept.entries] == [-1, -7, 3, -2, -1]
     assert {(entry.epsilon, entry.delta) for entry in kept.entries} == {(1.0, 1e-5)}
     assert kept.epsilon(1e-5) <= 2.5
     assert all("run" in entry.asked_by and entry.time > 1e9 for entry in kept.entries)
@@ -93,7 +101,7 @@ def test_no_lie_about_round_evaluation_or_run_gets_another_answer() -> None:
 def test_the_ledger_survives_with_the_context() -> None:
     server = Server(method(), [toys.federation()])
     server.ask()
-    server.ask(number=5)
+    server.ask(number=-5)
     back = context_from_proto(context_to_proto(server.context))
     assert ledger(back.state) == ledger(server.context.state)
     assert len(ledger(back.state).entries) == 2
@@ -105,13 +113,13 @@ def test_an_answer_that_fails_on_its_way_is_counted_too() -> None:
     most = answers(1.0, 1.5)
     assert most >= 2
     server.ask(encoder=server.encoder | {"psi": tree.map(lambda leaf: leaf * torch.nan, server.encoder["psi"])})
-    assert server.ask(encoder={"phi": server.encoder["phi"]})
+    assert server.ask(number=-2, encoder={"phi": server.encoder["phi"]})
     assert len(ledger(server.context.state).entries) == 2
 
 
 def test_steps_that_release_nothing_write_nothing() -> None:
     server = Server(method(epsilon_budget=1.0), [toys.federation()])
-    assert server.ask("describe") == ""
+    assert server.ask("describe", number=0) == ""
     assert LEDGER not in server.context.state
     free = Server(method(epsilon=0.0), [toys.federation()])
     assert free.ask() == ""

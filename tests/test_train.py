@@ -193,7 +193,7 @@ def test_clients_are_asked_by_the_round_that_draws_them() -> None:
     [
         ("lgfedavg", "warmup", {}, "plain FedAvg"),
         ("atp", "warmup", {}, "plain FedAvg"),
-        ("odpflhn", "first_phase", {"training": "two-phases"}, "of the first phase, so nothing is fine-tuned"),
+        ("odpflhn", "first_phase", {"training": "two-phases"}, "of the first phase"),
     ],
 )
 def test_a_run_that_ends_before_its_method_begins_says_so(

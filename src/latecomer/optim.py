@@ -165,7 +165,12 @@ class Parts:
 
 
 def parts(
-    kind: str, rates: Mapping[str, float], momentum: float, weight_decay: float, clip: float, schedule: Schedule
+    kind: str,
+    rates: Mapping[str, float],
+    momentum: float,
+    weight_decay: float,
+    clip: float,
+    schedule: Schedule = CONSTANT,
 ) -> Parts:
     """One kind of optimiser (adam, which has neither momentum nor decay of these, or sgd) at a rate for each branch."""
     adam = {name: Adam(rate, clip=clip, schedule=schedule) for name, rate in rates.items()}

@@ -22,6 +22,7 @@ from latecomer.experiment import Experiment
 from latecomer.method import Method
 from latecomer.methods.knnper import KnnPer
 from latecomer.nets.neighbours import Datastore, best, held, nearest
+from latecomer.schedule import Schedule
 
 # Client 0 trains on the first three and validates on the next two; client 1 has one example and is a latecomer.
 X = [[0.0], [1.0], [4.0], [0.2], [3.8], [2.0], [9.0]]
@@ -132,7 +133,7 @@ def test_validation_data_choose_k_and_sigma() -> None:
     assert found == pytest.approx([weight[1:].sum() / weight.sum(), weight[0] / weight.sum()])
     for engine in ("vector", "loop", "flower"):
         asked = Clients(make(engine, method, [clients], "cpu"), torch.tensor([0]), -1)
-        told = asked.run(method.report, shared={"params": WRONG}).each
+        told = asked.run(method.score, shared={"params": WRONG}).each["report"]
         assert {name: value.tolist() for name, value in told.items()} == {
             "blend": [1.0],
             "neighbours": [3.0],
@@ -175,8 +176,8 @@ def test_validation_examples_do_not_vote_for_themselves(engine: str) -> None:
         method.score, shared={"params": WRONG}
     )
     assert {split: counts.each[split][0].tolist() for split in ("val", "test")} == {
-        "val": [0.0, 1.0],
-        "test": [1.0, 1.0],
+        "val": [0.0, 1.0, 0.0],
+        "test": [1.0, 1.0, 0.0],  # class 1 is not its own: it has no training example of it
     }
 
 
@@ -190,9 +191,10 @@ def test_capacity_keeps_a_random_share_of_the_validation_examples() -> None:
 
 
 def test_the_run_is_the_papers_on_cifar() -> None:
-    """200 rounds with full participation; the score is the mean over examples."""
+    """200 rounds with full participation, and rates that fall to a tenth at round 100 and again at 150."""
     training = Experiment.parse("knnper", {"clients": "12", "unseen": "0.25"}).training()
-    assert (training.plan.rounds, training.plan.cohort, training.plan.select) == (200, 9, "pooled")
+    assert (training.plan.rounds, training.plan.cohort, training.plan.select) == (200, 9, "accuracy")
+    assert training.methods[0].schedule == Schedule("step", 200)
     assert training.cohort(0, 0).tolist() == list(range(9))
     assert (training.methods[0].batch, training.methods[0].epochs) == (128, 1)  # type: ignore[attr-defined]
     training.lockstep.close()

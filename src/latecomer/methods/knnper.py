@@ -1,8 +1,7 @@
 """kNN-Per: one model for all, and at every client a vote of its own nearest examples. Marfoq et al., ICML 2022.
 
-Algorithm 1. The model is trained by FedAvg, or comes from another run (`--start`). Then a client keeps the features of
-its own examples in a datastore; to predict, it blends the model's probabilities with a vote of the nearest neighbours
-there. Only the model travels. Appendix B: arriving data, prototypes, weak and strong clients.
+Algorithm 1. The model is trained by FedAvg, or comes from another run (`--start`). A client keeps the features of its
+own examples; to predict, it blends the model's probabilities with a vote of the nearest. Only the model travels.
 """
 
 from __future__ import annotations

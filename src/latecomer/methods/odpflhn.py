@@ -1,7 +1,6 @@
 """ODPFL-HN: an encoder describes a client by its examples without labels, a hypernetwork makes its model of that.
 
-Amosy, Eyal, Chechik, WACV 2024. The encoder travels down, the descriptor back, the model down: a latecomer needs one
-exchange and no label. Members train end to end, or in two phases: an encoder that foretells embeddings, fine-tuning.
+Amosy, Eyal, Chechik, WACV 2024. The encoder travels down, the descriptor back, the model down; no label is needed.
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ class ODPFLHN(TrainsByPasses):
         rates = {"hyper": self.server_lr, "encoder": self.encoder_lr, "embedding": self.embedding_lr}
         rule = (self.server_momentum, self.server_decay, self.clip, self.schedule)
         self.set(optimiser=optim.parts(self.server, rates, *rule))
-        if self.training == "two-phases":
-            self.set(opening={"first_phase": "of the first phase, so nothing is fine-tuned"})
+        self.set(opening={"first_phase": "of the first phase"} if self.training == "two-phases" else {})
         self.set(noise=0.0 if (one := self.release("request")) is None else one.sigma * describer.sensitivity)
 
     # on the client
@@ -99,13 +97,8 @@ class ODPFLHN(TrainsByPasses):
     def fit_and_imitate(self, home: Home, *, params: Tree, encoder: Tree, embedding: Tensor) -> Tree:
         steps, part = self.encoder_steps, self.describe_by
         batches = home.batches(steps, part, "imitate") if part else [home.all()] * steps
-        change = (
-            learn.SGD(self.imitate_lr, clip=self.clip, schedule=self.schedule)
-            .at(home.round)
-            .change(
-                lambda weights, batch: (self.describer(weights, batch) - embedding).square().sum(), encoder, batches
-            )
-        )
+        imitate = learn.SGD(self.imitate_lr, clip=self.clip, schedule=self.schedule).at(home.round)
+        change = imitate.change(lambda w, some: (self.describer(w, some) - embedding).square().sum(), encoder, batches)
         return {"params": self.fit(home, params=params), "encoder": change}
 
     def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
@@ -149,9 +142,9 @@ class ODPFLHN(TrainsByPasses):
         return learned | {"encoder": encoder}, tree.scale(gradient, 1 / update.labelled)
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
-        asked = clients.run(self.request, shared={"encoder": state["learned"]["encoder"]})
-        return Sending(each={"params": self.hyper.generate(state["learned"]["hyper"], asked.each["v"])})
+        v = clients.run(self.request, shared={"encoder": state["learned"]["encoder"]}).each["v"]
+        return Sending(each={"params": self.hyper.generate(state["learned"]["hyper"], v)})
 
     def release(self, step: str) -> privacy.Release | None:
-        private = step == "request" and self.epsilon
-        return privacy.Release.gaussian(self.epsilon, self.delta, self.epsilon_budget) if private else None
+        promise = (self.epsilon, self.delta, self.epsilon_budget)
+        return privacy.Release.gaussian(*promise) if step == "request" and self.epsilon else None

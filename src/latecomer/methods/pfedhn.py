@@ -59,9 +59,7 @@ class PFedHN(TrainsBySteps):
             raise SettingError(f"--embedding is {self.task.classes} with class shares, one a class; leave it out.")
         width = self.task.classes if fixed else self.embedding or 1 + self.clients // 4
         hyper = Hypernetwork(width, self.task.target(without=head), self.hidden, self.depth, self.spectral)
-        own = learn.SGD(
-            self.lr, self.momentum, self.weight_decay, schedule=self.schedule
-        )  # the personal layer is not clipped
+        own = replace(self.local, clip=0.0)  # the personal layer is not clipped
         optimiser = optim.SGD(self.server_lr, self.server_momentum, self.server_decay, self.clip, self.schedule)
         self.set(fixed=fixed, head=head, hyper=hyper, own=own, optimiser=optimiser)
 
