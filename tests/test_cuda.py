@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,9 @@ from latecomer.engines.replays import EAGER_CALLS
 from latecomer.engines.reroute import WIDEST, rerouted
 from latecomer.engines.vector import Vector
 from latecomer.errors import MemoryShortage
+from latecomer.methods.fedavg import FedAvg
 from latecomer.nets.models import MODELS, LeNet
+from latecomer.task import Home
 from latecomer.train import Plan, Training
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -119,14 +122,93 @@ def test_whole_rounds_are_replayed_and_change_nothing(name: str) -> None:
         lines = []
         for _ in training.go():
             lines += training.drain()
-        captured = [key[0] for key in engine.graphs._kept] if engine.graphs else []
-        assert ("a whole round" in captured) == whole
+        assert engine.graphs is not None
+        graphs = [graph for key, graph in engine.graphs._kept.items() if key[0] == "a whole round"]
+        assert [(graph.checked, graph.graph is not None) for graph in graphs] == [(True, True)] * whole  # type: ignore[attr-defined]
         found.append((training.states, [line | {"seconds": 0} for line in lines]))
     (replayed, told), (plain, expected) = found
     assert told == expected, "the ledger too"
     for ours, theirs in zip(replayed, plain, strict=True):
         for path, leaf in tree.flatten(ours).items():
             torch.testing.assert_close(leaf, tree.flatten(theirs)[path], atol=1e-5, rtol=1e-4, msg=path)
+
+
+class Stops(FedAvg):
+    """Stops after some rounds, by a decision of the host."""
+
+    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
+        rate = 1.0 if clients.round < 6 else 0.0
+        return tree.add(state, tree.scale({"params": clients.mean(self.fit, shared=state)}, rate))
+
+
+class Lists(Stops):
+    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
+        rate = 1.0 if clients.round.tolist() < 6 else 0.0
+        return tree.add(state, tree.scale({"params": clients.mean(self.fit, shared=state)}, rate))
+
+
+class Makes(Stops):
+    """Makes a number of its own on the device, which cannot be captured."""
+
+    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
+        rate = torch.tensor([0.5], device=CUDA)
+        change = clients.mean(self.fit, shared=state)
+        return tree.map(lambda leaf, new: leaf + rate * new, state, {"params": change})
+
+
+class Decays(FedAvg):
+    """Rates that fall with the round, on the server and in a client's step."""
+
+    def fit(self, home: Home, *, params: tree.Tree) -> tree.Tree:
+        return tree.map(lambda leaf: leaf / (1 + home.round), super().fit(home, params=params))
+
+    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
+        change = clients.mean(self.fit, shared=state)
+        return tree.map(lambda leaf, new: leaf + new * 0.9**clients.round, state, {"params": change})
+
+
+@pytest.mark.parametrize(("kind", "replayed"), [(Stops, False), (Lists, False), (Makes, False), (Decays, True)])
+def test_what_the_host_decides_is_never_replayed(kind: type[FedAvg], replayed: bool) -> None:
+    federations = [images(), dataclasses.replace(images(), seed=1)]
+    method = kind(task=make_task(federations[0], LeNet), clients=6, members=5, batch=8, lr=0.05)
+    found = []
+    for with_graphs in (True, False):
+        engine = Vector(method, federations, CUDA, graphs=with_graphs)
+        training = Training(method, federations, engine, Plan(rounds=10, cohort=3))
+        states = []
+        for _ in range(10):
+            training.advance()
+            states += [tree.map(torch.clone, state) for state in training.states]
+        if engine.graphs is not None:
+            assert any(key[0] == "a whole round" for key in engine.graphs._kept) == replayed
+        found.append(states)
+    for ours, theirs in zip(*found, strict=True):
+        for path, leaf in tree.flatten(ours).items():
+            torch.testing.assert_close(leaf, tree.flatten(theirs)[path], atol=1e-5, rtol=1e-4, msg=path)
+    after = tree.flatten(found[0][-2]).items()
+    stopped = all(torch.equal(leaf, tree.flatten(found[0][2 * 5])[path]) for path, leaf in after)
+    assert stopped == (kind in (Stops, Lists))
+
+
+@pytest.mark.parametrize("schedule", ["step", "cosine"])
+@pytest.mark.parametrize("name", ["fedavg", "pefll"])
+def test_schedules_are_replayed(name: str, schedule: Any) -> None:
+    federation = images()
+    kind = methods.get(name)
+    small = {key: value for key, value in {"steps": 2, "batch": 8}.items() if key in kind.__dataclass_fields__}
+    sizes = {"task": make_task(federation, LeNet), "clients": 6, "members": 5}
+    method = kind(**sizes, **small, lr_schedule=schedule, rounds=8)
+    found = []
+    for with_graphs in (True, False):
+        engine = Vector(method, [federation], CUDA, graphs=with_graphs)
+        training = Training(method, [federation], engine, Plan(rounds=8, cohort=3))
+        for _ in range(8):
+            training.advance()
+        if engine.graphs is not None:
+            assert any(key[0] == "a whole round" for key in engine.graphs._kept)
+        found.append(tree.flatten(training.states[0]))
+    for path, leaf in found[0].items():
+        torch.testing.assert_close(leaf, found[1][path], atol=1e-5, rtol=1e-3, msg=path)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "pefll", "flowdup"])
