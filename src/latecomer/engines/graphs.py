@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,10 @@ class Graphs(Replays):
         super().__init__()
         self._ahead = ahead()
 
-    def _first(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[bool, Any]:
+    def _first(self, function: Callable[..., Any], inputs: tuple[Any, ...], mapped: bool) -> tuple[bool, Any]:
         """It warms up the libraries, and all kernels are compiled. It also shows whether the host is told anything."""
-        with Steadily():  # type: ignore[no-untyped-call]
-            return super()._first(function, inputs) if self._ahead is None else self._ahead(function, inputs)
+        with nullcontext() if mapped else Steadily():
+            return super()._first(function, inputs, mapped) if self._ahead is None else self._ahead(function, inputs)
 
     def _capture(
         self, function: Callable[..., Any], leaves: list[Tensor], shape: TreeSpec, lasting: bool
@@ -43,11 +43,10 @@ class Graphs(Replays):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # a step may only tell what a client remembers
             try:
-                with torch.cuda.graph(
-                    graph, capture_error_mode="thread_local"
-                ):  # runs in lockstep have threads of their own
+                # runs in lockstep have threads of their own
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"), Steadily(captured=True):
                     outputs, form = tree_flatten(function(*tree_unflatten(inputs, shape)))
-            except torch.AcceleratorError as error:  # the host made something of its own, which cannot be captured
+            except torch.AcceleratorError as error:  # something that no operation shows, and CUDA refuses to capture
                 raise Unsteady from error
         captured = _Graph(function, shape, graph, inputs, outputs, form, self._one)
         return captured, captured.replay(leaves, lasting)  # capturing computes nothing
@@ -72,8 +71,9 @@ class _Graph:
         if self.checked:
             return self.replay(leaves, lasting)
         played = tree_flatten(self.replay(leaves, lasting=False))[0]
+        inputs = [leaf.clone() for leaf in self.inputs]  # what was passed may be what was replayed before: gone by now
         with self.as_one():
-            result = self.function(*tree_unflatten(leaves, self.shape))
+            result = self.function(*tree_unflatten(inputs, self.shape))
         outputs, form = tree_flatten(result)
         self.checked = form == self.form and all(map(_close, played, outputs))
         if not self.checked:

@@ -11,7 +11,9 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from ..clients import Unsteady
 
 EAGER_CALLS = 1  # the first call runs as it is: a step used once is not worth capturing
 KEPT = 24  # captured calls; the least recently used goes first
@@ -40,19 +42,37 @@ class Replays(ABC):
         leaves, shape = tree_flatten(inputs)
         key = (name, _owner(function), torch.get_num_threads(), str(shape), tuple(map(self._form, leaves)))
         if key not in self._kept:
-            self._seen[key] = self._seen.get(key, 0) + 1
+            return self._noted(key, function, inputs, leaves, shape, lasting)
+        self._kept.move_to_end(key)
+        return self._kept[key](leaves, lasting)
+
+    def _noted(
+        self,
+        key: Any,
+        function: Callable[..., Any],
+        inputs: tuple[Any, ...],
+        leaves: list[Tensor],
+        shape: TreeSpec,
+        lasting: bool,
+    ) -> Any:
+        """A call that is not captured yet."""
+        self._seen[key] = self._seen.get(key, 0) + 1
+        try:
             with self._one():
                 if self._seen[key] <= EAGER_CALLS:
-                    makes_sense, result = self._first(function, inputs)
+                    makes_sense, result = self._first(function, inputs, mapped=lasting)
                     if makes_sense:
                         return result
                 self._kept[key], result = self._capture(function, leaves, shape, lasting)
-            if len(self._kept) > KEPT:
-                gone, _ = self._kept.popitem(last=False)
-                del self._seen[gone]
-            return result
-        self._kept.move_to_end(key)
-        return self._kept[key](leaves, lasting)
+        except Unsteady:
+            if not lasting:
+                raise
+            self._kept[key] = lambda leaves, _: function(*tree_unflatten(leaves, shape))
+            return function(*inputs)
+        if len(self._kept) > KEPT:
+            gone, _ = self._kept.popitem(last=False)
+            del self._seen[gone]
+        return result
 
     @contextmanager
     def _one(self) -> Iterator[None]:
@@ -70,8 +90,8 @@ class Replays(ABC):
         """What a captured call depends on, besides the numbers."""
         return leaf.shape, leaf.dtype
 
-    def _first(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[bool, Any]:
-        """Whether what the first call returned makes sense, and that."""
+    def _first(self, function: Callable[..., Any], inputs: tuple[Any, ...], mapped: bool) -> tuple[bool, Any]:
+        """Whether what the first call returned makes sense, and that. What is `mapped` cannot tell the host numbers."""
         return True, function(*inputs)
 
     @abstractmethod

@@ -20,10 +20,22 @@ ESCAPES = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Ten
 
 
 class Steadily(TorchDispatchMode):
-    """Ends a call on a GPU as soon as it tells the host a number, or is told one, by raising `Unsteady`."""
+    """Ends a call on a GPU as soon as it tells the host a number, by raising `Unsteady`.
+
+    Numbers that come from the host are constants, unless they come again when the call is `captured`: then the host has
+    made them anew, and a replay would not know. Pinned memory is used again at once, so it never holds constants.
+    """
+
+    def __init__(self, captured: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.captured = captured
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if operation is TELL or decides(operation, args) or _crosses(operation, args, kwargs or {}):
+        here = any(isinstance(value, Tensor) and value.is_cuda for value in args)
+        if here and (operation is TELL or decides(operation, args)):
+            raise Unsteady
+        way = _crossing(operation, args, kwargs or {})
+        if way == "down" or (way == "up" and (self.captured or args[-1].is_pinned())):
             raise Unsteady
         return operation(*args, **(kwargs or {}))
 
@@ -48,12 +60,11 @@ def decides(operation: Any, args: Any) -> bool:
     return not UNFIT.isdisjoint(operation.tags)
 
 
-def _crosses(operation: Any, args: Any, kwargs: Any) -> bool:
-    """Whether numbers go from the device to the host, or come from memory there that is not pinned: both must wait."""
-    if operation is _ATEN._to_copy.default:
-        source, target = args[0], torch.device(kwargs.get("device") or args[0].device)
-    elif operation is _ATEN.copy_.default:
-        source, target = args[1], args[0].device
-    else:
-        return False
-    return bool(source.device.type != target.type and not (source.device.type == "cpu" and source.is_pinned()))
+def _crossing(operation: Any, args: Any, kwargs: Any) -> str:
+    """Whether an operation copies its last argument down to the host, or up to the device; empty: neither."""
+    if operation not in (_ATEN._to_copy.default, _ATEN.copy_.default) or not isinstance(args[-1], Tensor):
+        return ""
+    source, target = args[-1].device.type, args[0].device.type
+    if operation is _ATEN._to_copy.default and kwargs.get("device") is not None:
+        target = torch.device(kwargs["device"]).type
+    return "" if source == target else "down" if target == "cpu" else "up"
