@@ -46,7 +46,9 @@ class Graphs(Replays):
                 # runs in lockstep have threads of their own
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"), Steadily(captured=True):
                     outputs, form = tree_flatten(function(*tree_unflatten(inputs, shape)))
-            except torch.AcceleratorError as error:  # something that no operation shows, and CUDA refuses to capture
+            except RuntimeError as error:  # of something that no operation shows, a tensor made of a number, say
+                if "captur" not in str(error):
+                    raise
                 raise Unsteady from error
         captured = _Graph(function, shape, graph, inputs, outputs, form, self._one)
         return captured, captured.replay(leaves, lasting)  # capturing computes nothing
