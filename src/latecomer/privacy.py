@@ -19,6 +19,7 @@ import torch
 from .errors import BudgetSpent, SettingError, need
 
 ROUNDING = 2.0**-50  # a difference of two probabilities is off by less than this share of the larger
+MOST = 10_000  # answers that a client writes down; it gives no more, whatever its budget
 TOLERANCE = 1 + 1e-9  # of a budget: one that is meant to be used up must not fail by its last bit
 
 
@@ -122,7 +123,9 @@ class Ledger:
         return self.loss + release.loss > release.affordable
 
     def with_one(self, release: Release, asked_by: str, number: int, time: float) -> Ledger:
-        """With one more answer; raises where that would overspend the budget."""
+        """With one more answer; raises where that would overspend the budget, or where there have been too many."""
+        if len(self.entries) >= MOST:
+            raise BudgetSpent(f"This client has given {MOST} answers that spend privacy; it does not answer any more.")
         if self.would_exceed(release):
             raise BudgetSpent(
                 f"This client has spent epsilon {self.epsilon(release.delta):.4g} of its budget of {release.budget:g} "
