@@ -149,7 +149,7 @@ REQUESTS: dict[str, tuple[Callable[[], RecordDict], str]] = {
     ),
     "no array": (
         lambda: put(request("fit", STATE), "shared", "params/1.bias", array(np.ones(8), data=b"nonsense")),
-        "The bytes of 'params/1.bias' are not an array's.",
+        "The bytes of 'params/1.bias' are not float64 of shape (8,).",
     ),
     "nonsense": (
         lambda: request("fit", params(**{"1.bias": torch.full((8,), torch.nan)})),
@@ -327,7 +327,7 @@ REPLIES: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
     "objects under another name": (with_bias(data=pickled()), "The bytes of '1.bias' are not float32 of shape (8,)."),
     "fewer bytes": (with_bias(data=Array(np.ones(4, np.float32)).data), "The bytes of '1.bias' are not float32"),
     "another way of writing": (with_bias(stype="torch"), "'1.bias' is of kind 'float32' by 'torch'"),
-    "no array": (with_bias(data=b""), "The bytes of '1.bias' are not an array's."),
+    "no array": (with_bias(data=b""), "The bytes of '1.bias' are not float32 of shape (8,)."),
     "too many bytes": (with_bias(data=bytes(10**6)), "'1.bias' has 1000000 bytes, more than float32 of shape (8,)"),
 }
 

@@ -375,8 +375,9 @@ def test_a_message_for_some_is_not_sent_to_all() -> None:
 
 
 def test_turns_are_rounds_of_their_own() -> None:
-    clients = cohort()
-    clients.run(METHOD.echo, shared={"value": torch.ones(1)})
+    with pytest.raises(ProtocolError, match=r"^A round of training has no turns; they are for personalisation\.$"):
+        cohort().turns(3)
+    clients = Clients(toys.engine("vector", METHOD, [toys.federation()]), IDS, -1, held={"value": torch.ones(1)})
     turns = clients.turns(3)
     assert len({turn.round for turn in turns}) == 3
     assert all(turn.held == {} and torch.equal(turn.ids, IDS) and turn.ledger is clients.ledger for turn in turns)

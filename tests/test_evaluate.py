@@ -101,6 +101,18 @@ def test_a_model_that_answers_nan_has_no_score_and_counts_as_wrong() -> None:
     assert over_seeds([scores, whole])["failed"] == 2
 
 
+def test_pooled_scores_know_of_those_that_failed() -> None:
+    """Else a round in which most models answer NaN could have the best of all, and be selected."""
+    right = torch.tensor([[3.0, 4.0, 4.0]]).repeat(4, 1)
+    broken = right.clone()
+    for failed, share in ((0, 1.0), (1, 0.75), (3, 0.25), (4, 0.0)):
+        broken[:failed] = torch.nan
+        scores = Scores.of(torch.arange(4), {"val": broken, "test": right}, torch.ones(4, dtype=torch.bool))
+        for summary in (scores.summary("val"), scores.summary("test")):
+            assert summary["pooled"] == pytest.approx(75 * share) == pytest.approx(summary["accuracy"])
+            assert summary["own_pooled"] == pytest.approx(100 * share)
+
+
 class Lies(toys.Spy):
     """An engine one of whose clients reports impossible scores."""
 
@@ -129,7 +141,18 @@ class Liar:
 
 
 @pytest.mark.parametrize(
-    "counts", [[1e38, 5, 1], [6, 5, 1], [1, 5, 6], [-1, 5, 0], [1, -5, 1], [0, 0, 1], [torch.inf, 5, 1]]
+    "counts",
+    [
+        [1e30, 1e30, 0],
+        [1.5, 5, 1],
+        [1e38, 5, 1],
+        [6, 5, 1],
+        [1, 5, 6],
+        [-1, 5, 0],
+        [1, -5, 1],
+        [0, 0, 1],
+        [torch.inf, 5, 1],
+    ],
 )
 def test_impossible_scores_are_not_believed(counts: list[float]) -> None:
     method = ranks()

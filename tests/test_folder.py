@@ -319,6 +319,12 @@ def test_a_folder_removed_meanwhile_is_one_sentence(folder: Folder) -> None:
             work()
 
 
+def test_a_table_has_a_column_for_all_that_anybody_tells(tmp_path: Path) -> None:
+    folder = Folder.create(tmp_path / "x", "")
+    folder.write_result({}, [{"client": 0}, {"client": 1, "told": 2}])
+    assert (tmp_path / "x/clients.csv").read_text().split() == ["client,told", "0,", "1,2"]
+
+
 def test_a_result_comes_after_its_table(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not folder.finished
     folder.write_result({"rounds": 3}, [{"client": 0, "test": 90.5}, {"client": 1, "test": 80.0}])

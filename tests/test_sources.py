@@ -220,6 +220,15 @@ def test_a_damaged_file_loads_or_is_refused_but_never_crashes(
     assert len(loaded.x_train) == len(loaded.y_train)
 
 
+@pytest.mark.parametrize("header", [b"(((", b"{1: 1, 'a': 2}"])
+def test_a_header_over_which_numpy_stumbles_is_refused(header: bytes, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "odd.npz", "w") as archive:
+        for name in arrays():
+            archive.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00\x76\x00" + header.ljust(117) + b"\n")
+    with pytest.raises(DataError, match="cut short or damaged"):
+        load(f"npz:{tmp_path / 'odd.npz'}")
+
+
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.npz").write_bytes(compressed()[:-100])
     with pytest.raises(DataError, match="cut short or damaged"):

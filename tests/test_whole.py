@@ -83,6 +83,34 @@ class Reads(Stops):
         return tree.add(state, tree.scale({"params": clients.mean(self.fit, shared=state)}, rate))
 
 
+class Prints(Stops):
+    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
+        rate = 1.0 if repr(clients.round) < "tensor(6)" else 0.0
+        return tree.add(state, tree.scale({"params": clients.mean(self.fit, shared=state)}, rate))
+
+
+class Splits(Stops):
+    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
+        rate = 1.0 if len(torch.arange(6).tensor_split(clients.round[None])[1]) else 0.0
+        return tree.add(state, tree.scale({"params": clients.mean(self.fit, shared=state)}, rate))
+
+
+class Counts(Stops):
+    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
+        rate = 1.0 if clients.number < 6 else 0.0
+        return tree.add(state, tree.scale({"params": clients.mean(self.fit, shared=state)}, rate))
+
+
+class Draws(FedAvg):
+    """Has a generator of its own, which gives no number twice."""
+
+    generator = torch.Generator()
+
+    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
+        rate = torch.rand((), generator=self.generator)
+        return tree.add(state, tree.scale({"params": clients.mean(self.fit, shared=state)}, rate))
+
+
 class Decays(FedAvg):
     """Rates that fall with the round, on the server and in a client's step."""
 
@@ -106,7 +134,15 @@ def after(kind: type[FedAvg], engine: str, rounds: int = 10, graphs: bool = True
     return [state for both in states for state in both], made
 
 
-@pytest.mark.parametrize("kind", [Stops, Reads])
+def test_numbers_that_a_method_draws_are_drawn_once() -> None:
+    found = []
+    for graphs in (True, False):
+        Draws.generator.manual_seed(0)
+        found.append(after(Draws, "vector", rounds=6, graphs=graphs)[0])
+    assert all(toys.same(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("kind", [Stops, Reads, Prints, Splits, Counts])
 def test_a_decision_of_the_host_is_never_replayed(kind: type[FedAvg]) -> None:
     """On the engine that is the default, too: what was decided while a round was captured is decided anew."""
     states, _ = after(kind, "vector")

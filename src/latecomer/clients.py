@@ -138,13 +138,13 @@ class Clients:
     """A cohort, seen from the server.
 
     Methods may calculate with `round`, and look clients up by `index`: where a round is replayed, both are inputs.
-    What is decided on the host (`if clients.round < 10`, by `ids` or `only`) ends the capture; the round is then done
-    as it is written.
+    What is decided on the host (`if clients.round < 10`, by `number`, `ids` or `only`) ends the capture; the round is
+    then done as it is written.
     """
 
     engine: Engine
     who: Tensor  # [cohort]: who takes part; where the engine has prepared them, on its device
-    number: int | None  # of the round, below zero for what is none of training; None: only the engine knows
+    count: int | None  # the number of the round, below zero for what is none of training; None: only the engine knows
     run_index: int = 0
     scratch: int | None = None
     faults: Callable[[Tensor, Any, str], Tensor] | None = None  # (ids, round, step) -> who falls silent
@@ -167,9 +167,16 @@ class Clients:
         return self.who
 
     @property
+    def number(self) -> int:
+        """The number of the round, to decide by."""
+        if self.count is None:
+            raise Unsteady
+        return self.count
+
+    @property
     def phase(self) -> Phase:
         """Whether this is a round of training or personalisation."""
-        return phase_of(self.number, self.scratch)
+        return phase_of(self.count, self.scratch)
 
     @property
     def index(self) -> Tensor:
@@ -224,11 +231,9 @@ class Clients:
 
     def turns(self, count: int) -> list[Clients]:
         """The same cohort for `count` rounds of its own, each with batches of its own (for fitting a latecomer)."""
-        return [self._turn(k) for k in range(count)]
-
-    def _turn(self, k: int) -> Clients:
-        number, clock = (None if one is None else one - 1 - k for one in (self.number, self.clock))
-        return replace(self, number=number, clock=clock, held={}, asked=frozenset(), cohort=None, within=None)  # type: ignore[arg-type]
+        if self.phase == "round":
+            raise ProtocolError("A round of training has no turns; they are for personalisation.")
+        return [replace(self, count=self.number - 1 - k, held={}, asked=frozenset(), within=None) for k in range(count)]
 
     def _exchange(self, step: Step, sending: Sending, fold: By | None) -> Collector:
         name = step.__name__
@@ -242,7 +247,7 @@ class Clients:
         collector = Collector(fold, counted=self.phase == "round")
         recalled = {key: self.held[key] for key in sending.recall}
         watch = Stopwatch(self.engine.device)
-        number: Any = self.clock if self.number is None else self.number
+        number: Any = self.clock if self.count is None else self.count
         ask = Ask(
             self.run_index, number, self.who, silent, shared, each, recalled, self.scratch, collector, self.cohort
         )
@@ -250,7 +255,7 @@ class Clients:
         heard = torch.cat(collector.heards)
         down = tree.nbytes(shared) + tree.nbytes(each) // max(len(self), 1)
         counts = (~silent).sum(), heard.sum()
-        self.ledger.append(Exchange(self.number, name, *counts, down, collector.up_each, seconds=watch.stop()))
+        self.ledger.append(Exchange(self.count, name, *counts, down, collector.up_each, seconds=watch.stop()))
         self._fall_silent(~heard)
         self.held = self.held | shared
         self.asked = self.asked | {name}

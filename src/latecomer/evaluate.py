@@ -26,6 +26,7 @@ from .tree import Tree
 AT_ONCE = 1024  # clients personalised and scored together; only their scores are kept
 SPLITS = ("val", "test")
 RIGHT, KNOWN, RIGHT_AMONG_OWN = range(3)
+MOST_EXAMPLES = 10**7  # that a client may say it has, labelled or held out; whoever claims more counts nothing
 
 Among = Literal["all", "own"]
 """Which classes a model chooses from: all there are, or those of which its client has training examples."""
@@ -37,7 +38,8 @@ Select = Literal["accuracy", "own_classes", "pooled", "own_pooled"]
 class Scores:
     """For every client and held-out split: examples it gets right, examples there are, and right among its own classes.
 
-    A client that gave no score, or an impossible one, has `failed`: it counts as one that gets nothing right.
+    A client that gave no score, or an impossible one, has `failed`: it counts as one that gets nothing right, and that
+    has as many examples as the others.
     """
 
     ids: Tensor  # [clients]
@@ -72,8 +74,12 @@ class Scores:
     def _among(self, split: str, among: Among, mean: str, prefix: str) -> dict[str, float]:
         each = self.accuracy(split, among)
         each = each[~each.isnan()].double()
-        right, known, own = self.counts[split].double().sum(0).tolist()
-        pooled = 100 * (right if among == "all" else own) / known if known else math.nan
+        counts, failed = self.counts[split].double(), int(self.failed.sum())
+        right, known, own = counts.sum(0).tolist()
+        scored = int((counts[:, KNOWN] > 0).sum())
+        pooled = 100 * (right if among == "all" else own) / known if known else 0.0 if failed else math.nan
+        if failed and scored:  # how many examples they have is unknown: as many as others
+            pooled *= scored / (scored + failed)
         return {
             mean: float(each.mean()) if len(each) else math.nan,
             f"{prefix}pooled": pooled,
@@ -119,4 +125,5 @@ def _one(method: Method, state: Tree, run: int, ids: Tensor, number: int, engine
 def _possible(counts: Tensor) -> Tensor:
     """Which rows are numbers of examples, none of them right twice."""
     right, known, own = counts.unbind(-1)
-    return counts.isfinite().all(-1) & (counts >= 0).all(-1) & (right <= known) & (own <= known)
+    whole = (counts == counts.round()) & (counts >= 0) & (counts <= MOST_EXAMPLES)  # NaN is neither
+    return whole.all(-1) & (right <= known) & (own <= known)

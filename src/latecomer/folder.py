@@ -122,7 +122,7 @@ class Folder:
         """The client table first: where there is a result, there is everything."""
         with writing(self.path):
             with Replacing(self.path / "clients.csv") as target, _text(target) as file:
-                writer = csv.DictWriter(file, list(clients[0]))
+                writer = csv.DictWriter(file, list(dict.fromkeys(name for row in clients for name in row)))
                 writer.writeheader()
                 writer.writerows(clients)
             with Replacing(self.path / "result.json") as target:

@@ -19,6 +19,8 @@ import torch
 from .errors import BudgetSpent, SettingError, need
 
 ROUNDING = 2.0**-50  # a difference of two probabilities is off by less than this share of the larger
+MOST = 10_000  # answers that a client writes down; it gives no more, whatever its budget
+LARGEST = 1e6  # epsilon that is worth a calculation
 TOLERANCE = 1 + 1e-9  # of a budget: one that is meant to be used up must not fail by its last bit
 
 
@@ -74,6 +76,11 @@ class Release:
     @staticmethod
     def gaussian(epsilon: float, delta: float, budget: float = 0.0) -> Release:
         """With the least Gaussian noise that keeps the promise."""
+        if max(epsilon, budget) > LARGEST:
+            raise SettingError(
+                f"--epsilon and --epsilon-budget must be at most {LARGEST:g}, where nothing is private any more; "
+                f"got {max(epsilon, budget):g}."
+            )
         if budget and budget < epsilon:
             raise SettingError(
                 f"--epsilon-budget must be 0, or at least the {epsilon:g} of --epsilon that one answer spends; "
@@ -122,7 +129,9 @@ class Ledger:
         return self.loss + release.loss > release.affordable
 
     def with_one(self, release: Release, asked_by: str, number: int, time: float) -> Ledger:
-        """With one more answer; raises where that would overspend the budget."""
+        """With one more answer; raises where that would overspend the budget, or where there have been too many."""
+        if len(self.entries) >= MOST:
+            raise BudgetSpent(f"This client has given {MOST} answers that spend privacy; it does not answer any more.")
         if self.would_exceed(release):
             raise BudgetSpent(
                 f"This client has spent epsilon {self.epsilon(release.delta):.4g} of its budget of {release.budget:g} "

@@ -127,7 +127,8 @@ def detach(tree: Tree) -> Tree:
 
 def finite(tree: Tree, rows: bool = False) -> Tensor:
     """Whether every number is finite: of the whole tree, or row by row."""
-    floats = [leaf for leaf in leaves(tree) if leaf.is_floating_point() and leaf.numel()]
+    plain = [torch.view_as_real(leaf) if leaf.is_complex() else leaf for leaf in leaves(tree)]
+    floats = [leaf for leaf in plain if leaf.is_floating_point() and leaf.numel()]
     if not floats:
         count = leaves(tree)[0].shape[:1] if rows and leaves(tree) else ()
         return torch.ones(count, dtype=torch.bool)

@@ -340,6 +340,7 @@ def test_simulated_noise_is_the_same_on_every_engine_and_real_noise_is_nobodys()
         ({"epsilon_budget": 1.0}, "--epsilon-budget must be 0, or at least the 1.5 of --epsilon that one answer"),
         ({"epsilon": -1.0}, "--epsilon must be at least 0; got -1.0."),
         ({"epsilon": float("inf")}, "--epsilon must be at least 0; got inf."),
+        ({"epsilon": 1e308}, "--epsilon and --epsilon-budget must be at most 1e+06, where nothing is private any more"),
         ({"epsilon": float("nan")}, "--epsilon must be at least 0; got nan."),
         ({"delta": 0.0}, "--delta must be greater than 0 and at most 0.999; got 0.0."),
         ({"delta": 1.0}, "--delta must be greater than 0 and at most 0.999; got 1.0."),

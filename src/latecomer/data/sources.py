@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,12 @@ DAMAGE = (
     struct.error,
     EOFError,
     ValueError,
+    TypeError,
     KeyError,
     OSError,
     RuntimeError,
     MemoryError,
+    TokenError,
 )
 """What reading a truncated, corrupt or hostile .npz raises. (An unsupported compression is a RuntimeError.)"""
 

@@ -86,12 +86,13 @@ class Recorder(TorchDispatchMode):
     def _unfit(self, operation: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
         """Whether an operation may do something else the next time, or change what is not the function's own."""
         unknown = operation is not TELL and decides(operation, args)  # what is told can be compared, when it is played
+        draws = torch.Tag.nondeterministic_seeded in operation.tags  # to compare would be to draw twice
         placed = operation is _ATEN.as_strided.default  # at a place in memory, which an input may not have again
         abroad = [args[0]] if placed else _written(operation, args, kwargs)
         # forward derivatives make tensors without numbers; others are sparse
         elsewhere = any(tensor.device.type != "cpu" or tensor.layout != torch.strided for tensor in tensors)
         reshaped = torch.Tag.inplace_view in operation.tags and self._has_namesake(args[0])
-        return unknown or elsewhere or reshaped or any(self._is_foreign(tensor) for tensor in abroad)
+        return unknown or draws or elsewhere or reshaped or any(self._is_foreign(tensor) for tensor in abroad)
 
     def _is_foreign(self, tensor: Tensor) -> bool:
         """Whether its memory is an input's or a constant's."""
@@ -150,7 +151,7 @@ class Recorder(TorchDispatchMode):
             call = replace(call, arguments=arguments, used=set(map(known, call.used)))
             own = {self._owner(name) for name in (*call.used, *call.made)}
             fresh = not all(call.made) or call.large or not own.isdisjoint(self.written)
-            if fresh or torch.Tag.nondeterministic_seeded in call.operation.tags:
+            if fresh:
                 kept.append(call)
                 continue
             earlier = done.setdefault((call.operation, call.arguments, call.threads), call.made)

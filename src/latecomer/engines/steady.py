@@ -15,8 +15,9 @@ _ATEN = torch.ops.aten
 TELL = _ATEN._local_scalar_dense.default  # a number, to the host
 UNFIT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Operations that tell the host numbers, or a shape that depends on numbers."""
-ESCAPES = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.storage}
-"""Ways from a CPU's tensor to its numbers that are no operation."""
+ESCAPES = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.storage, Tensor.data_ptr}
+ESCAPES |= {Tensor.__repr__, Tensor.__format__, Tensor.tensor_split, torch.tensor_split}
+"""Ways from a CPU's tensor to its numbers that are no operation, or look at them in passing."""
 
 
 class Steadily(TorchDispatchMode):

@@ -56,12 +56,10 @@ class _Tape:
     def record(self, leaves: list[Tensor]) -> Any:
         """Call the function, and write down what it does."""
         inputs = [leaf.view_as(leaf) for leaf in leaves]  # tensors of their own, though somebody be passed twice
-        chance = torch.get_rng_state()
         with Escapes() as escapes, Recorder(inputs) as recorder:
             result = self.function(*tree_unflatten(inputs, self.shape))
         outputs, self.form = tree_flatten(result)
-        draws = not torch.equal(chance, torch.get_rng_state())  # to compare would be to draw twice
-        unfit = recorder.calls is None or draws or escapes.any
+        unfit = recorder.calls is None or escapes.any
         self.program, self.checked = None if unfit else recorder.program(outputs), False
         self.records, self.missed = self.records + 1, 0
         return result

@@ -82,7 +82,7 @@ class ODPFLHN(TrainsByPasses):
             return self.describe(home, encoder=encoder)
         mean, count = self.describer.mean(home, encoder, self.describe_by), home.all().real.sum().clamp(min=1)
         noisy = mean + self.noise / count * home.noise(len(mean), "request", torch.float64)
-        return {"v": self.describer.describe(encoder, noisy)}  # psi follows the noise: its weights may be anything
+        return {"v": self.describer.describe(encoder, noisy.float())}  # then psi, of any weights; see docs/adr/0015
 
     @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ... import tree
 from ...data.federation import Federation
-from ...errors import ProtocolError
+from ...errors import LatecomerError, ProtocolError, StepError
 from ...method import Method
 from ...steps import check_names, phase_of, phases_of, steps
 from ...tree import Tree
@@ -60,6 +60,17 @@ class Side:
         self.blanks = [blank_memory(method, federation) for federation in federations]
 
     def do(self, step: str, message: Message, context: Context) -> Message:
+        """The answer. What a client raises travels: of what nobody raised on purpose, that it failed and no more."""
+        try:
+            return self.answer(step, message, context)
+        except LatecomerError:
+            raise
+        except Exception as error:  # PyTorch's sentences have numbers in them, which may be a client's own
+            if self.entropy is None:  # simulated, with nothing to hide
+                raise
+            raise StepError(f"This client failed at {step!r}; its own log says why.") from error
+
+    def answer(self, step: str, message: Message, context: Context) -> Message:
         """One step of the client that the context belongs to, if it agrees to it."""
         client, arrays = int(context.node_config["partition-id"]), message.content.array_records
         header = self.read(message.content, step)

@@ -22,6 +22,7 @@ from .reply import Layout, layout, read, size
 from .wire import Header, pack, payload, unflattened
 
 LOG = logging.getLogger(__name__)
+REASON = 500  # letters that a log has for a client's own words
 
 
 class Grid(Protocol):
@@ -110,7 +111,7 @@ class Flower:
 
     def _read(self, reply: Message, message: Message, ask: Ask, wanted: Layout) -> tuple[Tree, float]:
         if reply.has_error():
-            raise ProtocolError(f"It failed: {reply.error.reason}")
+            raise ProtocolError(f"It failed: {str(reply.error.reason)[:REASON]}")
         if reply.metadata.src_node_id != message.metadata.dst_node_id:
             raise ProtocolError(f"Node {reply.metadata.src_node_id} answered in its place.")
         values, weight = read(reply.content, wanted, phase_of(int(ask.round), ask.scratch) == "round")

@@ -9,11 +9,10 @@ from flwr.app import RecordDict
 
 from ... import tree
 from ...errors import ProtocolError
+from ...evaluate import MOST_EXAMPLES
 from ...steps import listed
 from ...tree import Tree
 from .wire import HEADER, numbers, paths, unflattened
-
-MOST_EXAMPLES = 10**7  # that a client may say it has labelled; whoever claims more counts nothing
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 """Kind and shape of every leaf of a reply, by its path."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from numpy.lib.format import read_array_header_1_0, read_magic
+from numpy.lib.format import write_array_header_1_0
 from torch import Tensor
 
 from ... import tree
@@ -23,6 +23,7 @@ from ...tree import Tree
 
 EMPTY = "/"  # how the path of an empty branch ends; no leaf's path does
 HEADER = 1024  # more bytes than the numbers themselves an array cannot have
+DIMENSIONS, DEPTH = 64, 64  # that an array, and names that a path may have
 KINDS = {  # of numbers that travel; by NumPy's names, which are PyTorch's
     *("bool", "uint8", "int8", "int16", "int32", "int64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
@@ -48,8 +49,9 @@ class Header:
     @staticmethod
     def unpack(record: ConfigRecord) -> Header:
         values: dict[str, Any] = {"scratch": None, **record}
-        kinds = {"step": str, "round": int, "run": int, "recall": list, "scratch": int | None}
-        if values.keys() != kinds.keys() or not all(isinstance(values[name], kind) for name, kind in kinds.items()):
+        kinds = {"step": (str,), "round": (int,), "run": (int,), "recall": (list,), "scratch": (int, type(None))}
+        fit = values.keys() == kinds.keys() and all(type(values[name]) in kinds[name] for name in kinds)
+        if not fit or not all(isinstance(name, str) for name in values["recall"]):
             raise ProtocolError(f"A message's header must tell {', '.join(kinds)} and nothing else.")
         return Header(**values | {"recall": tuple(values["recall"])})
 
@@ -59,6 +61,8 @@ def pack(values: Tree) -> ArrayRecord:
 
 
 def unpack(record: ArrayRecord) -> Tree:
+    if deep := next((path for path in record if path.count("/") > DEPTH), ""):
+        raise ProtocolError(f"A message has a branch of more than {DEPTH} names, {deep[:DEPTH]!r} and so on.")
     leaves = {path: numbers(path, array) for path, array in record.items()}
     parents = {path.removesuffix(EMPTY)[:end] for path in leaves for end in _slashes(path.removesuffix(EMPTY))}
     if both := sorted(parents & leaves.keys()):
@@ -77,19 +81,22 @@ def unflattened(leaves: dict[str, Tensor]) -> Tree:
 
 
 def numbers(path: str, array: Array) -> Tensor:
-    """An array's numbers. NumPy's own reader would believe what the bytes say about their kind and their number."""
+    """An array's numbers, if its bytes are those that NumPy writes for this kind and shape.
+
+    What the bytes say of themselves is compared and never read: NumPy's own reader would believe it, or stumble.
+    """
+    shape = tuple(array.shape)
     if array.stype != "numpy.ndarray" or array.dtype not in KINDS:
         raise ProtocolError(f"{path!r} is of kind {array.dtype!r} by {array.stype!r}, which does not travel.")
-    kind, count = np.dtype(array.dtype), prod(array.shape)
-    start = BytesIO(array.data[:HEADER])
-    try:
-        told = read_array_header_1_0(start) if read_magic(start) == (1, 0) else None
-    except ValueError as error:
-        raise ProtocolError(f"The bytes of {path!r} are not an array's.") from error
-    if told != (array.shape, False, kind) or len(array.data) != start.tell() + count * kind.itemsize:
-        raise ProtocolError(f"The bytes of {path!r} are not {array.dtype} of shape {tuple(array.shape)}.")
-    flat = np.frombuffer(array.data, kind, count, start.tell()) if count else np.empty(0, kind)
-    return torch.from_numpy(flat.reshape(array.shape).copy())  # a copy: steps may write to it
+    if len(shape) > DIMENSIONS or min(shape, default=0) < 0:
+        raise ProtocolError(f"{path!r} has {len(shape)} dimensions, or fewer numbers than none.")
+    kind, count, start = np.dtype(array.dtype), prod(shape), BytesIO()
+    write_array_header_1_0(start, {"descr": kind.str, "fortran_order": False, "shape": shape})
+    head = start.getvalue()
+    if len(array.data) != len(head) + count * kind.itemsize or not array.data.startswith(head):
+        raise ProtocolError(f"The bytes of {path!r} are not {array.dtype} of shape {shape}.")
+    flat = np.frombuffer(array.data, kind, count, len(head)) if count else np.empty(0, kind)
+    return torch.from_numpy(flat.reshape(shape).copy())  # a copy: steps may write to it
 
 
 def payload(content: RecordDict) -> int:
