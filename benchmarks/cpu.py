@@ -121,7 +121,7 @@ def digits(repeats: int) -> None:
             for way, (seconds, spent) in best.items():
                 ratios = f"{clock / seconds:5.2f} ({busy / spent:.2f}) x as fast as loop"
                 times = f"{1000 * seconds:7.1f} ({1000 * spent:.1f}) ms a round"
-                print(f"digits   {name:8} {cohort} clients  {way:15} {times}  {ratios}", flush=True)
+                print(f"digits   {name:10} {cohort} clients  {way:15} {times}  {ratios}", flush=True)
         taken = faster(all_ways["loop"].methods[0], all_ways["loop"].federations, torch.device("cpu"))
         print(f"         auto takes {taken}")
 

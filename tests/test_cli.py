@@ -853,15 +853,38 @@ def test_signals_are_given_back(stopped: Path) -> None:
 
 def test_the_demo_prints_one_table(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for own in demo.METHODS.values():
-        monkeypatch.setitem(own, "rounds", 2)
+    for name, few in (("rounds", 1), ("seeds", 2)):
+        monkeypatch.setitem(demo.SPLIT, name, few)
+    for name, own, few in (("local", "alone", 1), ("fedavgplus", "tune_epochs", 1), ("pfedhn", "novel_rounds", 1)):
+        monkeypatch.setitem(demo.METHODS[name], own, few)
     done = command("demo", "--seed", "1")
     assert done.code == 0, done.err
-    rows = [line.split("│")[1].strip() for line in done.out.splitlines() if line.startswith("│")]
-    assert rows == list(demo.METHODS)
+    heading, _, rest = done.out.partition("─")
+    assert " ".join(heading.split()) == "seen seen unseen unseen kB kB method all own all own down up s"
+    rows = dict(line.split(maxsplit=1) for line in rest.partition("\n\n")[0].splitlines()[1:])
+    assert list(rows) == list(demo.METHODS)
+    assert all(len(re.findall(r"\d+\.\d ± \d+\.\d", row)) == 4 for row in rows.values())
+    assert max(map(len, done.out.splitlines())) <= 80
     assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(demo, "METHODS", {name: demo.METHODS[name] for name in ("local", "fedavg")})
     assert command("demo", "--out", "kept").code == 0
-    assert {path.name for path in Path("kept").iterdir()} == demo.METHODS.keys()
+    assert {path.name for path in Path("kept").iterdir()} == {"local", "fedavg"}
+
+
+def test_a_row_of_the_demo() -> None:
+    seen = {"accuracy": 81.04, "std": 1.26, "own_classes": 90.0, "own_std": 0.5}
+    unseen = {"accuracy": 79.5, "std": 12.34, "own_classes": 100.0, "own_std": 0.0}
+    result = {"seen": seen, "unseen": unseen, "bytes_per_client_round": {"down": 203672, "up": 0}, "seconds": 9.6}
+    accuracies = ("81.0 ± 1.3", "90.0 ± 0.5", "79.5 ± 12.3", "100.0 ± 0.0")
+    assert demo.row("pefll", result) == ("pefll", *accuracies, "203.7", "0.0", "10")
+
+
+def test_the_demo_says_who_is_who() -> None:
+    federation = Experiment.parse("local", demo.SPLIT | {"seeds": 1}).federations()[0]
+    late = len(federation) - federation.first_late
+    assert f"the {federation.members} clients that trained" in demo.legend()
+    assert f"the {late} clients that arrived after training" in demo.legend()
+    assert "any method could do" in demo.legend()
 
 
 def test_the_demo_knows_only_settings_that_exist() -> None:

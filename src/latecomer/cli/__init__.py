@@ -16,7 +16,7 @@ from ..errors import LatecomerError, SettingError, UnknownName
 from . import streams
 
 VERBS = {
-    "demo": "members, latecomers and four methods on embedded data, in about a minute",
+    "demo": "members, latecomers and six methods on embedded data, in about a minute",
     "run": "train a method and write a run folder",
     "resume": "go on where a stopped run's last checkpoint is",
     "list": "the methods, data sets, partitions, models and engines there are",
