@@ -15,6 +15,7 @@ import torch
 import bench
 import cohort
 import common
+import compare
 import history
 import odpflhn_privacy
 import plain
@@ -207,3 +208,22 @@ def test_validators_are_no_latecomers_in_the_curves_of_privacy(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0] for line in lines[:3]] == ["members", "validators", "latecomers"]
     assert lines[-1].split()[0] == "4.0"
+
+
+def test_runs_are_compared_client_by_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Two seeds of two latecomers: over clients, as two seeds say nothing."""
+    for name, scores in (("a", (90, 80, 70, 60)), ("b", (92, 83, 70, 63))):
+        rows = [f"{k // 2},{k % 2},latecomer,{score},{score + 1}" for k, score in enumerate(scores)]
+        rows += [f"{seed},9,member,{50 + seed},{60 + seed}" for seed in (0, 1)]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "clients.csv").write_text("\n".join(["seed,client,role,accuracy,own_classes", *rows]))
+    monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path / "a"), str(tmp_path / "b")])
+    compare.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        f"{kind}, {column}" for kind in ("seen", "unseen") for column in ("accuracy", "own_classes")
+    ]
+    late = [line.split() for line in lines[lines.index("unseen, accuracy") + 1 :][:2]]
+    assert late[0] == ["a", "75.0", "±", "14.1"]
+    assert late[1][:5] == ["b", "77.0", "±", "14.8", "+2.00"], "the mean of 2, 3, 0 and 3"
+    assert late[1][5:] == ["[-0.25,", "+4.25]", "over", "4", "clients"], "3.18 times a standard error of 0.71"
