@@ -2,8 +2,8 @@
 
     python benchmarks/compare.py runs/fedavgplus runs/pefll runs/perfedavg
 
-Pairs are the same clients of the same seeds, so how hard their tasks are cancels out. The interval is Student's at 95 %:
-over the seeds' mean differences where there are five seeds or more, else over clients.
+Pairs are the same clients of the same seeds, so how hard their tasks are cancels out. The interval is Student's at
+95 %: over the seeds' mean differences where there are five seeds or more, else over clients.
 """
 
 from __future__ import annotations

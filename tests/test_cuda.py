@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad, vmap
 
+from deciders import Counts, Decays, Lists, Stops
 from latecomer import Federation, blocks, make_task, methods, tree
 from latecomer.clients import Clients
 from latecomer.data.shuffle import draw, purpose
@@ -26,7 +27,6 @@ from latecomer.engines.vector import Vector
 from latecomer.errors import MemoryShortage
 from latecomer.methods.fedavg import FedAvg
 from latecomer.nets.models import MODELS, LeNet
-from latecomer.task import Home
 from latecomer.train import Plan, Training
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -133,20 +133,6 @@ def test_whole_rounds_are_replayed_and_change_nothing(name: str) -> None:
             torch.testing.assert_close(leaf, tree.flatten(theirs)[path], atol=1e-5, rtol=1e-4, msg=path)
 
 
-class Stops(FedAvg):
-    """Stops after some rounds, by a decision of the host."""
-
-    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
-        rate = 1.0 if clients.round < 6 else 0.0
-        return tree.add(state, tree.scale({"params": clients.mean(self.fit, shared=state)}, rate))
-
-
-class Lists(Stops):
-    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
-        rate = 1.0 if clients.round.tolist() < 6 else 0.0
-        return tree.add(state, tree.scale({"params": clients.mean(self.fit, shared=state)}, rate))
-
-
 class Makes(Stops):
     """Makes a number of its own on the device, which cannot be captured."""
 
@@ -156,18 +142,9 @@ class Makes(Stops):
         return tree.map(lambda leaf, new: leaf + rate * new, state, {"params": change})
 
 
-class Decays(FedAvg):
-    """Rates that fall with the round, on the server and in a client's step."""
-
-    def fit(self, home: Home, *, params: tree.Tree) -> tree.Tree:
-        return tree.map(lambda leaf: leaf / (1 + home.round), super().fit(home, params=params))
-
-    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
-        change = clients.mean(self.fit, shared=state)
-        return tree.map(lambda leaf, new: leaf + new * 0.9**clients.round, state, {"params": change})
-
-
-@pytest.mark.parametrize(("kind", "replayed"), [(Stops, False), (Lists, False), (Makes, False), (Decays, True)])
+@pytest.mark.parametrize(
+    ("kind", "replayed"), [(Stops, False), (Lists, False), (Counts, False), (Makes, False), (Decays, True)]
+)
 def test_what_the_host_decides_is_never_replayed(kind: type[FedAvg], replayed: bool) -> None:
     federations = [images(), dataclasses.replace(images(), seed=1)]
     method = kind(task=make_task(federations[0], LeNet), clients=6, members=5, batch=8, lr=0.05)
@@ -187,7 +164,7 @@ def test_what_the_host_decides_is_never_replayed(kind: type[FedAvg], replayed: b
             torch.testing.assert_close(leaf, tree.flatten(theirs)[path], atol=1e-5, rtol=1e-4, msg=path)
     after = tree.flatten(found[0][-2]).items()
     stopped = all(torch.equal(leaf, tree.flatten(found[0][2 * 5])[path]) for path, leaf in after)
-    assert stopped == (kind in (Stops, Lists))
+    assert stopped == (kind in (Stops, Lists, Counts))
 
 
 @pytest.mark.parametrize("schedule", ["step", "cosine"])

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import toys
+from deciders import Counts, Decays, Lists, Prints, Splits, Stops
 from latecomer import tree
 from latecomer.clients import Clients
 from latecomer.engines import make
 from latecomer.engines.packed import Packed
 from latecomer.engines.vector import Vector
 from latecomer.methods.fedavg import FedAvg
-from latecomer.task import Home
 from latecomer.train import Plan, Training
 
 
@@ -69,38 +69,6 @@ def test_a_round_may_ask_nobody() -> None:
     assert toys.same(training.states[0], tree.scale(before, 0.5**4))
 
 
-class Stops(FedAvg):
-    """Stops after some rounds, by a decision of the host."""
-
-    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
-        rate = 1.0 if clients.round < 6 else 0.0
-        return tree.add(state, tree.scale({"params": clients.mean(self.fit, shared=state)}, rate))
-
-
-class Reads(Stops):
-    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
-        rate = 1.0 if clients.round.tolist() < 6 else 0.0
-        return tree.add(state, tree.scale({"params": clients.mean(self.fit, shared=state)}, rate))
-
-
-class Prints(Stops):
-    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
-        rate = 1.0 if repr(clients.round) < "tensor(6)" else 0.0
-        return tree.add(state, tree.scale({"params": clients.mean(self.fit, shared=state)}, rate))
-
-
-class Splits(Stops):
-    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
-        rate = 1.0 if len(torch.arange(6).tensor_split(clients.round[None])[1]) else 0.0
-        return tree.add(state, tree.scale({"params": clients.mean(self.fit, shared=state)}, rate))
-
-
-class Counts(Stops):
-    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
-        rate = 1.0 if clients.number < 6 else 0.0
-        return tree.add(state, tree.scale({"params": clients.mean(self.fit, shared=state)}, rate))
-
-
 class Draws(FedAvg):
     """Has a generator of its own, which gives no number twice."""
 
@@ -109,17 +77,6 @@ class Draws(FedAvg):
     def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
         rate = torch.rand((), generator=self.generator)
         return tree.add(state, tree.scale({"params": clients.mean(self.fit, shared=state)}, rate))
-
-
-class Decays(FedAvg):
-    """Rates that fall with the round, on the server and in a client's step."""
-
-    def fit(self, home: Home, *, params: tree.Tree) -> tree.Tree:
-        return tree.map(lambda leaf: leaf / (1 + home.round), super().fit(home, params=params))
-
-    def round(self, state: tree.Tree, clients: Clients) -> tree.Tree:
-        change = clients.mean(self.fit, shared=state)
-        return tree.map(lambda leaf, new: leaf + new * 0.9**clients.round, state, {"params": change})
 
 
 def after(kind: type[FedAvg], engine: str, rounds: int = 10, graphs: bool = True) -> tuple[list[tree.Tree], Any]:
@@ -142,7 +99,7 @@ def test_numbers_that_a_method_draws_are_drawn_once() -> None:
     assert all(toys.same(a, b) for a, b in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize("kind", [Stops, Reads, Prints, Splits, Counts])
+@pytest.mark.parametrize("kind", [Stops, Lists, Prints, Splits, Counts])
 def test_a_decision_of_the_host_is_never_replayed(kind: type[FedAvg]) -> None:
     """On the engine that is the default, too: what was decided while a round was captured is decided anew."""
     states, _ = after(kind, "vector")
