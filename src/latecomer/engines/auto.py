@@ -21,7 +21,7 @@ from ..data.federation import Federation
 from ..method import Method, asked_in
 from ..task import Home
 from ..tree import Tree
-from .loop import Loop
+from .loop import SMALL, Loop
 from .room import MUCH, padding
 from .vector import Vector
 
@@ -60,8 +60,10 @@ def faster(method: Method, federations: Sequence[Federation], device: torch.devi
         return "vector"
     if padding(method, federations) > MUCH:
         return "loop"
-    if _seconds(method, federations, device, ["loop"], graphs, rows=1, repeats=1, steps=1, batch=FEW)["loop"] > LONG:
-        return "loop"
+    if method.task.model.size >= SMALL:  # a smaller one takes long only because the machine is busy
+        trial = _seconds(method, federations, device, ["loop"], graphs, rows=1, repeats=1, steps=1, batch=FEW)
+        if trial["loop"] > LONG:
+            return "loop"
     seconds = _seconds(method, federations, device, ["vector", "loop"], graphs, ROWS, REPEATS, STEPS, BATCH)
     return min(seconds, key=lambda name: seconds[name])
 
