@@ -103,7 +103,7 @@ def rounds(repeats: int) -> None:
 
 def digits(repeats: int) -> None:
     from latecomer.cli.demo import METHODS, SPLIT  # here, because a process that measures its memory needs neither
-    from latecomer.experiment import Experiment
+    from latecomer.runs.experiment import Experiment
 
     threads, members = torch.get_num_threads(), round(SPLIT["clients"] * (1 - SPLIT["unseen"]))
     for name, own in METHODS.items():

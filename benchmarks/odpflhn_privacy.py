@@ -27,11 +27,11 @@ from latecomer.cli import flags
 from latecomer.clients import Clients, Engine
 from latecomer.data import Federation
 from latecomer.evaluate import Scores
-from latecomer.experiment import Experiment
-from latecomer.folder import Folder
 from latecomer.method import Method
 from latecomer.methods.odpflhn import ODPFLHN
-from latecomer.run import Run
+from latecomer.runs.experiment import Experiment
+from latecomer.runs.folder import Folder
+from latecomer.runs.run import Run
 from latecomer.settings import Settings, settings_of
 from latecomer.train import Training
 from latecomer.tree import Tree

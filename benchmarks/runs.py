@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from latecomer.cli import flags
-from latecomer.experiment import Experiment
-from latecomer.folder import Folder
 from latecomer.method import Method
-from latecomer.run import Run, restore
+from latecomer.runs.experiment import Experiment
+from latecomer.runs.folder import Folder
+from latecomer.runs.run import Run, restore
 from latecomer.settings import Settings, settings_of
 from latecomer.train import Training
 

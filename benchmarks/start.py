@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def study(way: str, method: str, *words: str) -> None:
-    from latecomer.experiment import Experiment  # here: what it imports is part of the start
+    from latecomer.runs.experiment import Experiment  # here: what it imports is part of the start
 
     values = {name.removeprefix("--").replace("-", "_"): value for name, value in zip(*[iter(words)] * 2, strict=True)}
     training = clocked("before the first round", lambda: Experiment.parse(method, values).training())

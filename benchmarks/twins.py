@@ -20,8 +20,8 @@ from common import where
 from latecomer import Federation, tree
 from latecomer.clients import Clients, Sending
 from latecomer.evaluate import Scores
-from latecomer.experiment import Experiment
-from latecomer.folder import Folder
+from latecomer.runs.experiment import Experiment
+from latecomer.runs.folder import Folder
 from latecomer.train import Training
 from runs import restored
 

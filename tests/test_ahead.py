@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from latecomer.engines.ahead import Ahead
-from latecomer.engines.graphs import Graphs
+from latecomer.engines.capture.graphs import Graphs
 
 
 class Toy:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import toys
 from latecomer import methods
-from latecomer.alike import Unlike, get, put, same, ways
 from latecomer.nets.net import Net
+from latecomer.sweep.alike import Unlike, get, put, same, ways
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,13 @@ import toys
 import twins
 from latecomer import Federation, tree
 from latecomer.engines import make
-from latecomer.experiment import Experiment, make_task
 from latecomer.method import Method
 from latecomer.methods.fedavg import FedAvg
 from latecomer.methods.flowdup import FLowDUP
 from latecomer.methods.pefll import PeFLL
 from latecomer.nets.models import builder
-from latecomer.run import Run
+from latecomer.runs.experiment import Experiment, make_task
+from latecomer.runs.run import Run
 from latecomer.train import Plan, Training
 
 CPU = torch.device("cpu")

@@ -28,10 +28,10 @@ from latecomer import engines, methods
 from latecomer.cli import VERBS, catalogue, completion, demo, drive, flags, main, screen
 from latecomer.data import partitions, sources
 from latecomer.errors import SettingError
-from latecomer.experiment import Experiment, surroundings
-from latecomer.folder import FORMAT
 from latecomer.nets import models
-from latecomer.run import Run
+from latecomer.runs.experiment import Experiment, surroundings
+from latecomer.runs.folder import FORMAT
+from latecomer.runs.run import Run
 from latecomer.settings import Settings, settings_of
 from latecomer.train import Training
 
@@ -571,7 +571,7 @@ def test_resuming_what_has_just_begun(command: Command, tmp_path: Path) -> None:
 def test_resuming_elsewhere_is_said(command: Command, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Run.resume(copy).training.notes == []
     now = surroundings("cpu") | {"torch": "9.9.0", "machine": "an abacus"}
-    monkeypatch.setattr("latecomer.run.surroundings", lambda device: now)
+    monkeypatch.setattr("latecomer.runs.run.surroundings", lambda device: now)
     done = command("resume", copy)
     assert done.code == 0
     note = done.err.splitlines()[0]
@@ -639,7 +639,7 @@ def test_a_full_disk_costs_no_more_than_what_came_after_the_checkpoint(
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     with monkeypatch.context() as patch:
-        patch.setattr("latecomer.folder.save_file", full)
+        patch.setattr("latecomer.runs.folder.save_file", full)
         done = command("resume", copy)
     assert (done.code, done.out) == (2, "")
     assert done.err.splitlines()[-1] == (
@@ -677,7 +677,7 @@ def test_a_batch_that_memory_cannot_hold(command: Command, engine: str, tmp_path
 def test_two_runs_of_one_second_have_folders_of_their_own(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("latecomer.run.time.strftime", lambda _: "now")
+    monkeypatch.setattr("latecomer.runs.run.time.strftime", lambda _: "now")
     ends = [command("run", "local", *SMALL, "--out", tmp_path).out.splitlines()[-1] for _ in range(2)]
     assert ends == [str(tmp_path / "local-digits-now"), str(tmp_path / "local-digits-now-2")]
     assert all((Path(end) / "result.json").exists() for end in ends)

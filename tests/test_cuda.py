@@ -19,14 +19,14 @@ from latecomer import Federation, blocks, make_task, methods, tree
 from latecomer.clients import Clients
 from latecomer.data.shuffle import draw, purpose
 from latecomer.engines import ahead
+from latecomer.engines.capture.replays import EAGER_CALLS
 from latecomer.engines.fused import kernels
-from latecomer.engines.packed import Packed
-from latecomer.engines.replays import EAGER_CALLS
 from latecomer.engines.reroute import WIDEST, rerouted
 from latecomer.engines.vector import Vector
 from latecomer.errors import MemoryShortage
 from latecomer.methods.fedavg import FedAvg
 from latecomer.nets.models import MODELS, LeNet
+from latecomer.sweep.packed import Packed
 from latecomer.train import Plan, Training
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

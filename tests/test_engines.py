@@ -31,10 +31,10 @@ from latecomer.errors import (
     StepError,
     UnknownName,
 )
-from latecomer.lockstep import Lockstep
 from latecomer.method import asked_in
 from latecomer.nets.net import Net
 from latecomer.replies import Collector
+from latecomer.sweep.lockstep import Lockstep
 from latecomer.task import Batch, Home, Task
 from latecomer.train import Plan, Training
 from latecomer.tree import Tree

@@ -17,7 +17,7 @@ from latecomer import train, tree
 from latecomer.clients import Clients, Sending
 from latecomer.engines.home import Homes, PackedHome
 from latecomer.evaluate import Scores, bottom_decile, evaluate, over_seeds
-from latecomer.lockstep import Lockstep
+from latecomer.sweep.lockstep import Lockstep
 from latecomer.task import Home
 from latecomer.tree import Tree
 

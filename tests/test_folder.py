@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from latecomer import folder as module
 from latecomer.errors import RunError
-from latecomer.folder import Folder
+from latecomer.runs import folder as module
+from latecomer.runs.folder import Folder
 
 
 @pytest.fixture

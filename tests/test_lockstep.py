@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from latecomer import lockstep as lockstep_module
 from latecomer.clients import Ask, Engine
-from latecomer.lockstep import Lockstep
+from latecomer.sweep import lockstep as lockstep_module
+from latecomer.sweep.lockstep import Lockstep
 
 
 class Counting:

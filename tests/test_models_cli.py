@@ -13,7 +13,7 @@ import pytest
 from console import Command, Outcome
 from latecomer import methods
 from latecomer.cli import flags
-from latecomer.experiment import Experiment
+from latecomer.runs.experiment import Experiment
 from latecomer.settings import Settings, settings_of
 
 QUICK = ["--rounds", "1", "--cohort", "2", "--evaluate-every", "1", "--classes-per-client", "1"]

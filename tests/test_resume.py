@@ -46,7 +46,9 @@ def start() -> Iterator[Start]:
     before = dict(os.environ)
     os.environ.update(environment())
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["latecomer.experiment", "latecomer.cli.drive", "sklearn.datasets", "torch._dynamo"])
+    context.set_forkserver_preload(
+        ["latecomer.runs.experiment", "latecomer.cli.drive", "sklearn.datasets", "torch._dynamo"]
+    )
 
     def begin(*words: object) -> BaseProcess:
         process = context.Process(target=main, args=([str(word) for word in words],))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from latecomer import engines, methods
 from latecomer.errors import RunError, SettingError, UnknownName
-from latecomer.experiment import Experiment
+from latecomer.runs.experiment import Experiment
 from latecomer.settings import HOUSE, Settings, allowed, convert, dump, parse, setting, settings_of
 
 

@@ -23,7 +23,7 @@ from latecomer.engines.flower.spending import LEDGER, ledger
 from latecomer.engines.flower.wire import Header, pack
 from latecomer.method import asked_in
 from latecomer.privacy import Release
-from latecomer.run import restore, snapshot
+from latecomer.runs.run import restore, snapshot
 from latecomer.tally import Tally
 from latecomer.task import Home
 from latecomer.train import Plan, Training

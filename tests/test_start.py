@@ -14,9 +14,9 @@ import toys
 from console import Command
 from latecomer import train, tree
 from latecomer.errors import SettingError
-from latecomer.experiment import Experiment
-from latecomer.folder import Folder
-from latecomer.run import Run
+from latecomer.runs.experiment import Experiment
+from latecomer.runs.folder import Folder
+from latecomer.runs.run import Run
 from latecomer.train import Plan, Training
 
 SMALL = ["--clients", 12, "--unseen", 0.25, "--cohort", 3, "--evaluate-every", 2, "--engine", "vector", "--batch", 8]

@@ -16,11 +16,11 @@ from torch.optim.sgd import sgd
 
 import toys
 from latecomer import methods, tree
-from latecomer.engines import recorder
-from latecomer.engines.replays import EAGER_CALLS, KEPT
-from latecomer.engines.tapes import TRIES, Tapes
+from latecomer.engines.capture import recorder
+from latecomer.engines.capture.replays import EAGER_CALLS, KEPT
+from latecomer.engines.capture.tapes import TRIES, Tapes
 from latecomer.engines.vector import Vector
-from latecomer.lockstep import Lockstep
+from latecomer.sweep.lockstep import Lockstep
 from latecomer.train import Plan, Training
 
 CALLS = EAGER_CALLS + 2  # as it is, recorded, and compared with what was recorded

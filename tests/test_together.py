@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 import toys
-from latecomer import methods, together, train, tree
+from latecomer import methods, train, tree
 from latecomer.clients import Clients, Engine
 from latecomer.engines import auto
-from latecomer.engines.packed import Packed
 from latecomer.engines.vector import Vector
 from latecomer.errors import DataError, LatecomerError, MemoryShortage, SettingError, UnknownName
 from latecomer.evaluate import Scores, evaluate
-from latecomer.lockstep import Lockstep
 from latecomer.method import AveragesOneModel, Method, TrainsByPasses
 from latecomer.settings import convert, setting, settings_of
+from latecomer.sweep import together
+from latecomer.sweep.lockstep import Lockstep
+from latecomer.sweep.packed import Packed
 from latecomer.task import Home
 from latecomer.tree import Tree
 

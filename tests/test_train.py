@@ -17,10 +17,10 @@ from latecomer.clients import Clients
 from latecomer.engines import make
 from latecomer.errors import DataError, SettingError
 from latecomer.evaluate import evaluate
-from latecomer.experiment import Experiment
 from latecomer.faults import failing_since
-from latecomer.lockstep import Lockstep
-from latecomer.run import restore, snapshot
+from latecomer.runs.experiment import Experiment
+from latecomer.runs.run import restore, snapshot
+from latecomer.sweep.lockstep import Lockstep
 from latecomer.train import Plan, Training
 
 LABELLED = (True, False, True, True, False, False, False, True, True, True)  # members 0, 2 and 3 of seven

@@ -13,9 +13,9 @@ from deciders import Counts, Decays, Lists, Prints, Splits, Stops
 from latecomer import tree
 from latecomer.clients import Clients
 from latecomer.engines import make
-from latecomer.engines.packed import Packed
 from latecomer.engines.vector import Vector
 from latecomer.methods.fedavg import FedAvg
+from latecomer.sweep.packed import Packed
 from latecomer.train import Plan, Training
 
 

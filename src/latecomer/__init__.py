@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from .data import Federation, federate
     from .engines import make as make_engine
     from .errors import LatecomerError
-    from .experiment import Experiment, make_task
     from .method import Method, asked_in, made
     from .replies import Replies
+    from .runs.experiment import Experiment, make_task
     from .settings import setting
     from .task import Batch, Home, Task
     from .tree import Tree

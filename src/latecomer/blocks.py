@@ -20,7 +20,7 @@ Pair = tuple[int, int]
 VECTOR = 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
 """Bytes that this CPU computes with at once. PyTorch's `log_softmax` of rows shorter than that goes number by number;
 many rows take a fifth of the time if they are columns."""
-Number = float | Tensor  # where several runs share a map (engines/packed.py), a setting may be one number a row
+Number = float | Tensor  # where several runs share a map (sweep/packed.py), a setting may be one number a row
 
 
 def replaceable(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from . import tree
 from .clients import Clients, Engine
-from .lockstep import Lockstep
 from .method import Method
+from .sweep.lockstep import Lockstep
 from .tree import Tree
 
 AT_ONCE = 1024  # clients personalised and scored together; only their scores are kept

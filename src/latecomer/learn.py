@@ -35,7 +35,7 @@ class SGD:
 
     All weights lie end to end in one vector, so that a step is few operations. A batch without a labelled example
     changes nothing, not even by momentum or decay, unless the loss has another rule. Where several runs share a map
-    (engines/packed.py), any of the numbers may be a tensor.
+    (sweep/packed.py), any of the numbers may be a tensor.
     """
 
     lr: float | Tensor

@@ -19,11 +19,11 @@ from .data.federation import Federation
 from .errors import SettingError, within_memory
 from .evaluate import Scores, Select, evaluate, over_seeds
 from .faults import failing_since, silence
-from .lockstep import Lockstep
 from .method import Method
 from .stopwatch import Stopwatch
+from .sweep.lockstep import Lockstep
+from .sweep.together import together as together
 from .tally import Tally
-from .together import together as together
 from .tree import Tree
 
 
@@ -53,7 +53,7 @@ class Best:
 class Training:
     """One method on one federation per seed, in lockstep. Everything random is a function of (seed, round).
 
-    There may be a method for each federation instead, if the engine knows all of them (engines/packed.py).
+    There may be a method for each federation instead, if the engine knows all of them (sweep/packed.py).
     """
 
     def __init__(

@@ -18,7 +18,7 @@ import toys
 from latecomer import optim, tree
 from latecomer.clients import Clients
 from latecomer.evaluate import evaluate
-from latecomer.lockstep import Lockstep
+from latecomer.sweep.lockstep import Lockstep
 from latecomer.tree import Tree
 
 OTHERS = toys.ENGINES[1:]

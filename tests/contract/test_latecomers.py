@@ -13,9 +13,9 @@ from latecomer import methods
 from latecomer.clients import Clients
 from latecomer.errors import SettingError
 from latecomer.evaluate import evaluate
-from latecomer.experiment import Experiment
-from latecomer.lockstep import Lockstep
 from latecomer.method import Method, asked_in
+from latecomer.runs.experiment import Experiment
+from latecomer.sweep.lockstep import Lockstep
 from latecomer.task import Home
 from latecomer.tree import Tree
 

@@ -13,8 +13,8 @@ from latecomer import methods
 from latecomer.clients import Clients, Exchange
 from latecomer.data import federate, load
 from latecomer.engines import make
-from latecomer.experiment import make_task
 from latecomer.nets.models import MLP
+from latecomer.runs.experiment import make_task
 from latecomer.settings import Settings, settings_of
 from latecomer.steps import steps
 

@@ -18,7 +18,7 @@ from latecomer.data import Federation
 from latecomer.engines.vector import Vector
 from latecomer.method import Method
 from latecomer.nets.net import Net
-from latecomer.run import restore, snapshot
+from latecomer.runs.run import restore, snapshot
 from latecomer.train import Plan, Training
 from latecomer.tree import Tree
 

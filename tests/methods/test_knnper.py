@@ -18,10 +18,10 @@ from latecomer.data.shuffle import lot
 from latecomer.engines import make
 from latecomer.engines.home import Homes, PackedHome
 from latecomer.errors import SettingError
-from latecomer.experiment import Experiment
 from latecomer.method import Method
 from latecomer.methods.knnper import KnnPer
 from latecomer.nets.neighbours import Datastore, best, held, nearest
+from latecomer.runs.experiment import Experiment
 from latecomer.schedule import Schedule
 
 # Client 0 trains on the first three and validates on the next two; client 1 has one example and is a latecomer.

@@ -10,8 +10,8 @@ from byhand import descend, flat, linear_task, owners
 from latecomer.clients import Clients
 from latecomer.engines import make
 from latecomer.evaluate import evaluate
-from latecomer.lockstep import Lockstep
 from latecomer.methods.local import Local
+from latecomer.sweep.lockstep import Lockstep
 from toys import doubled
 
 X, Y = [[1.0, 2.0], [2.0, 0.0], [0.0, 4.0], [3.0, 1.0]], [0, 1, 0, 1]

@@ -13,7 +13,7 @@ from ..settings import Settings, flag, parse
 from . import flags, screen
 
 if TYPE_CHECKING:
-    from ..experiment import Experiment
+    from ..runs.experiment import Experiment
 
 # All six were tuned alike, on federations with the seeds 100 to 105, which the demo does not use: twelve settings each,
 # eight spread over a range of every rate and amount of work and four near the best of them, 300 rounds. Clients in the
@@ -87,7 +87,7 @@ def main(words: list[str]) -> int:
         if (path := Path(out) / name).exists():
             raise RunError(f"The run folder {path} exists already; choose another {flag('out')}.")
     with screen.working("Preparing"):
-        from ..experiment import Experiment
+        from ..runs.experiment import Experiment
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)  # eight in 80 letters
     for k, column in enumerate(COLUMNS):
         table.add_column(column, justify="right" if k else "left")
@@ -106,7 +106,7 @@ def explain(words: list[str]) -> None:
 
 def train(experiment: Experiment, watch: Any, keep: bool) -> dict[str, Any]:
     """The result of one method; it has a run folder only if somebody wants to keep it."""
-    from ..run import Run
+    from ..runs.run import Run
 
     label = experiment.settings.method
     if keep:

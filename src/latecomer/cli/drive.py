@@ -15,7 +15,7 @@ from ..settings import flag, settings_of
 from . import screen
 
 if TYPE_CHECKING:
-    from ..run import Run
+    from ..runs.run import Run
 
 
 def drive(run: Run) -> int:

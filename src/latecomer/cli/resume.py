@@ -25,7 +25,7 @@ def main(words: list[str]) -> int:
     if len(folders) != 1:
         raise SettingError(f"latecomer resume takes one run folder; got {' '.join(folders) or 'none'}.")
     with screen.working("Preparing"):
-        from ..run import Run
+        from ..runs.run import Run
 
         run = Run.resume(Path(folders[0]))
     return drive(run)

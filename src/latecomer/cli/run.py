@@ -13,7 +13,7 @@ from .drive import drive
 from .show import show
 
 if TYPE_CHECKING:
-    from ..run import Run
+    from ..runs.run import Run
 
 USAGE = """Usage: latecomer run METHOD [--setting value ...] [--settings FILE.toml]
 
@@ -43,8 +43,8 @@ def begin(words: list[str]) -> Run:
     kind = methods.get(method)
     names = {*settings_of(Settings), *settings_of(kind)} - {"method"}
     given = flags.read(words, names, flags.switches(Settings) | flags.switches(kind))
-    from ..experiment import Experiment  # here, because an unknown name should not have to wait for the rest
-    from ..run import Run
+    from ..runs.experiment import Experiment  # here, because an unknown name should not have to wait for the rest
+    from ..runs.run import Run
 
     return Run.begin(Experiment.parse(method, stored | given))
 

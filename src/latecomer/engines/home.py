@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..alike import same
 from ..blocks import take
 from ..data.federation import SPLITS, Federation
 from ..data.rotate import turns
 from ..data.shuffle import draw, lot, mix, normal, purpose
 from ..errors import DataError
+from ..sweep.alike import same
 from ..task import Batch, labelled, one_hot
 from ..tree import Tree
 

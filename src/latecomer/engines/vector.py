@@ -16,13 +16,13 @@ from ..data.federation import Federation
 from ..errors import MemoryShortage
 from ..method import Method
 from ..tree import Tree
-from .graphs import Graphs
+from .capture.graphs import Graphs
+from .capture.replays import Replays
+from .capture.tapes import Tapes
 from .home import CLIENT, WEIGHT, Homes, PackedHome
 from .memory import Shelf
-from .replays import Replays
 from .reroute import rerouted
 from .room import COPIES, MUCH, activation_bytes, budget, message_bytes, padding
-from .tapes import Tapes
 
 Mapped = Callable[..., tuple[Tree, Tree]]
 UNROLLED = 8  # chunks in the replay of a whole round, one after the other; more replay one chunk each

@@ -19,8 +19,8 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from .clients import Ask, Engine, Whole
-from .tree import Tree
+from ..clients import Ask, Engine, Whole
+from ..tree import Tree
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
     train.together([(FedAvg(lr=lr, ...), federation) for lr in (0.01, 0.03, 0.1)], rounds=200, cohort=10)
 
 Each run has its own method, seeds and states; what its clients do is done in one map with the others
-(engines/packed.py). Runs that differ in more than numbers (in the batch size, the model, the data, the plan) form
+(sweep/packed.py). Runs that differ in more than numbers (in the batch size, the model, the data, the plan) form
 another pack, and packs are trained one after the other.
 """
 
@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import tree
+from .. import tree
+from ..checks import check
+from ..clients import Engine
+from ..data.federation import Federation
+from ..errors import SettingError, UnknownName
+from ..evaluate import AT_ONCE
+from ..method import Method
 from .alike import Unlike, same, ways
-from .checks import check
-from .clients import Engine
-from .data.federation import Federation
-from .errors import SettingError, UnknownName
-from .evaluate import AT_ONCE
-from .method import Method
 
 if TYPE_CHECKING:
-    from .train import Plan
+    from ..train import Plan
 
 Given = Sequence[Any]
 """A method, a federation or several (one a seed), and if need be what its plan has of its own."""
@@ -61,7 +61,7 @@ def together(
     A run is `(method, federation)`, or with several federations, one a seed; `(method, federation, {"rounds": 50})` has
     settings of its own that stand before those of all. The `seconds` of a result are those of its pack.
     """
-    from .engines import NAMES, pick_device
+    from ..engines import NAMES, pick_device
 
     if engine not in NAMES:
         raise UnknownName("engine", engine, NAMES)
@@ -80,7 +80,7 @@ def together(
 
 def _run(place: int, given: Given, plan: Mapping[str, Any]) -> _Run:
     """One run of the list, checked before any is trained."""
-    from .train import Plan
+    from ..train import Plan
 
     parts: Sequence[Any] = given if isinstance(given, Sequence) and len(given) in (2, 3) else (None, None)
     method, federations, *own = parts
@@ -128,7 +128,7 @@ def _can_share(a: _Run, b: _Run) -> bool:
 
 
 def _fastest(method: Method, federations: Sequence[Federation], device: torch.device, graphs: bool) -> str:
-    from .engines.auto import faster
+    from ..engines.auto import faster
 
     return faster(method, federations, device, graphs)
 
@@ -152,9 +152,9 @@ def _train(
     pack: Sequence[_Run], name: str, device: torch.device, chunk: int, graphs: bool, progress: Progress | None
 ) -> dict[int, dict[str, Any]]:
     """The results of runs that can share every exchange, by their places."""
-    from .engines import make
-    from .engines.packed import Packed
-    from .train import Training
+    from ..engines import make
+    from ..train import Training
+    from .packed import Packed
 
     federations = [federation for run in pack for federation in run.federations]
     methods = [run.method for run in pack for _ in run.federations]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..clients import Unsteady
+from ...clients import Unsteady
 
 _ATEN = torch.ops.aten
 TELL = _ATEN._local_scalar_dense.default  # a number, to the host

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from ..clients import Unsteady
-from .ahead import ahead
+from ...clients import Unsteady
+from ..ahead import ahead
 from .replays import Replays
 from .steady import Steadily
 

@@ -31,10 +31,10 @@ from typing import IO, Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from . import tree
-from .errors import RunError
+from .. import tree
+from ..errors import RunError
+from ..tree import Tree
 from .files import Replacing, digest, existing, locked, reading, writing
-from .tree import Tree
 
 LOGS = ("metrics.jsonl", "ledger.jsonl")
 FORMAT = 2  # of the checkpoint

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from safetensors import SafetensorError
 
-from .errors import RunError
+from ..errors import RunError
 
 fcntl: ModuleType | None
 try:

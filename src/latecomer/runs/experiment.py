@@ -14,17 +14,17 @@ from typing import Any, get_type_hints
 
 import torch
 
-from . import __version__, methods
-from .data import Federation, federate, load
-from .engines import describe, make, waking
-from .errors import DataError, RunError, SettingError, within_memory
-from .method import Method
-from .nets.check import check
-from .nets.models import Builder, builder, in_size
-from .nets.net import Net
-from .settings import HOUSE, Settings, dump, parse, settings_of
-from .task import Task
-from .train import Plan, Training
+from .. import __version__, methods
+from ..data import Federation, federate, load
+from ..engines import describe, make, waking
+from ..errors import DataError, RunError, SettingError, within_memory
+from ..method import Method
+from ..nets.check import check
+from ..nets.models import Builder, builder, in_size
+from ..nets.net import Net
+from ..settings import HOUSE, Settings, dump, parse, settings_of
+from ..task import Task
+from ..train import Plan, Training
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .nets.net import Net
+from ..nets.net import Net
 
 Way = tuple[Any, ...]
 """Attributes, keys and places that lead from an object to a number within it."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from ..clients import Unsteady
+from ...clients import Unsteady
 
 EAGER_CALLS = 1  # the first call runs as it is: a step used once is not worth capturing
 KEPT = 24  # captured calls; the least recently used goes first

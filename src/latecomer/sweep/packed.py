@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from .. import tree
-from ..alike import get, put, ways
 from ..clients import Ask
 from ..data.federation import Federation
+from ..engines.memory import Memories
+from ..engines.vector import Vector, same_shapes
 from ..errors import LatecomerError
 from ..method import Method
 from ..task import Home
 from ..tree import Tree
-from .memory import Memories
-from .vector import Vector, same_shapes
+from .alike import get, put, ways
 
 NUMBERS = "the run's own numbers"  # as part of a message; a step's own keywords are never so called
 

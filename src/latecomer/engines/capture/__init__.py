@@ -1,0 +1,1 @@
+"""Exchanges and whole rounds that are captured once and replayed: CUDA graphs on a GPU, tapes on a CPU."""

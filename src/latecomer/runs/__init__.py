@@ -1,0 +1,1 @@
+"""A run on disk: its settings, its folder, and how it is stopped and resumed."""

@@ -1,0 +1,1 @@
+"""Several seeds and settings in one exchange."""
