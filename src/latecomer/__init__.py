@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "Batch": "task",
     "Clients": "clients",
-    "Experiment": "experiment",
+    "Experiment": "runs.experiment",
     "Federation": "data",
     "Home": "task",
     "LatecomerError": "errors",
@@ -40,7 +40,7 @@ _WHERE = {
     "federate": "data",
     "made": "method",
     "make_engine": "engines:make",
-    "make_task": "experiment",
+    "make_task": "runs.experiment",
     "setting": "settings",
     "train": "train:",
     "tree": "tree:",
