@@ -17,15 +17,15 @@ from torch.func import grad, vmap
 from deciders import Counts, Decays, Lists, Stops
 from latecomer import Federation, blocks, make_task, methods, tree
 from latecomer.clients import Clients
-from latecomer.data.shuffle import draw, purpose
 from latecomer.engines import ahead
 from latecomer.engines.capture.replays import EAGER_CALLS
-from latecomer.engines.fused import kernels
 from latecomer.engines.reroute import WIDEST, rerouted
 from latecomer.engines.vector import Vector
 from latecomer.errors import MemoryShortage
 from latecomer.methods.fedavg import FedAvg
 from latecomer.nets.models import MODELS, LeNet
+from latecomer.ops.shuffle import draw, purpose
+from latecomer.ops.sums import sum_of_rows
 from latecomer.sweep.packed import Packed
 from latecomer.train import Plan, Training
 
@@ -226,7 +226,8 @@ def test_runs_of_a_pack_end_where_they_would_alone() -> None:
 
 def forget_kernels() -> None:
     jit = pytest.importorskip("triton").JITFunction
-    modules = [module for name, module in sys.modules.items() if name.startswith("latecomer.engines.kernels.")]
+    ours = ("latecomer.ops.", "latecomer.engines.kernels.")
+    modules = [module for name, module in sys.modules.items() if name.startswith(ours)]
     for kernel in {value for module in modules for value in vars(module).values() if isinstance(value, jit)}:
         kernel.device_caches.clear()
 
@@ -339,7 +340,7 @@ def test_constants_of_a_model_outlive_a_gradient() -> None:
 def test_batches_are_those_of_the_cpu(steps: int, size: int, passes: int | None) -> None:
     who = torch.tensor([[0, 1, 7, 83, 500], [0, 1, 2, 3, 2], [0, 5, -2, 4999, 17], [3, 1, 4, 1, 59]])
     drawn = vmap(lambda *numbers: draw(*numbers, purpose("batches"), steps, size, passes))
-    for expected, found in zip(drawn(*who), rerouted(drawn)(*who.to(CUDA)), strict=True):
+    for expected, found in zip(drawn(*who), drawn(*who.to(CUDA)), strict=True):
         assert torch.equal(found.cpu(), expected)
 
 
@@ -347,7 +348,7 @@ def test_sums_do_not_see_rows_that_weigh_nothing() -> None:
     rows, weight = torch.randn(13, 700, device=CUDA), torch.rand(13, device=CUDA)
     expected = weight[1:] @ rows[1:]
     rows[0, 5], weight[0] = torch.nan, 0
-    torch.testing.assert_close(kernels().total(weight, rows), expected)
+    torch.testing.assert_close(sum_of_rows(weight, rows), expected)
 
 
 def test_rows_that_are_not_finite_are_found() -> None:

@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.overrides import _get_current_function_mode
 
-from latecomer import blocks, tree
-from latecomer.data import shuffle
+from latecomer import blocks
 from latecomer.engines import fused, reroute
 from latecomer.engines.fused import rows
 from latecomer.engines.reroute import mapped, rerouted
-from latecomer.learn import SGD
+from latecomer.ops import cross_entropy as loss_of
+from latecomer.ops.cross_entropy import cross_entropy
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(3, 4, 2, 9, 8, generator=GENERATOR, dtype=torch.float64)
@@ -72,9 +73,8 @@ def gated(slope: Tensor, gate: Tensor | None) -> Tensor:
     return slope if gate is None else slope * (gate > 0)
 
 
-def cross_entropy_slope(logits: Tensor, y: Tensor, weight: Tensor, above: Tensor) -> Tensor:
-    slopes: Tensor = vmap(grad(blocks.cross_entropy.__wrapped__))(logits, y, weight)
-    return slopes * above[:, None, None]
+def gradients(logits: Tensor, y: Tensor, weight: Tensor, above: Tensor) -> Tensor:
+    return each(grad(cross_entropy), logits, y, weight) * above[:, None, None]
 
 
 def norm_back(
@@ -107,18 +107,10 @@ PLAIN = SimpleNamespace(
         gated(slope, gate).mT @ x,
         gated(slope, gate).sum(1),
     ),
-    cross_entropy=lambda logits, y, weight: each(blocks.cross_entropy.__wrapped__, logits, y, weight),
-    cross_entropy_slope=cross_entropy_slope,
-    move=lambda *inputs: vmap(lambda *rows: blocks.move.__wrapped__(*rows[:3], *inputs[3:7], *rows[3:]))(
-        *inputs[:3], *inputs[7:]
-    ),
-    draw=lambda *inputs: vmap(lambda *rows: shuffle.draw.__wrapped__(*rows, *inputs[4:]))(*inputs[:4]),
-    take=lambda *inputs: blocks.take.__wrapped__(*inputs),
     norm=lambda x, weight, bias, other, *how: each(
         lambda x, w, b, o: blocks.norm.__wrapped__(x, w, b, o, *how), x, weight, bias, other
     ),
     norm_back=norm_back,
-    join=lambda *parts: torch.cat(parts, 1),
 )
 
 
@@ -128,6 +120,9 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reroute, "has_kernels", mapped)
     monkeypatch.setattr(reroute, "_on_gpu", mapped)
     monkeypatch.setattr(reroute, "_has_triton", lambda x: True)
+    monkeypatch.setattr(loss_of, "for_kernels", lambda x: mapped(x) and _get_current_function_mode() is not None)
+    monkeypatch.setattr(loss_of, "losses", lambda *inputs: each(cross_entropy, *inputs))
+    monkeypatch.setattr(loss_of, "gradients", gradients)
     monkeypatch.setattr(reroute, "convolve", lambda *_: pytest.fail("the kernels were passed by"))
 
 
@@ -222,12 +217,12 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the blocks whose place a kernel takes."""
     names: list[str] = []
 
-    def noted(name: str) -> Any:
-        original = getattr(fused, name)
+    def noted(name: str, original: Any) -> Any:
         return lambda *inputs, **more: (names.append(name), original(*inputs, **more))[1]
 
-    for name in ("stage", "dense", "cross_entropy", "move", "split", "take", "draw", "norm"):
-        monkeypatch.setattr(reroute.fused, name, noted(name))
+    for name in ("stage", "dense", "norm"):
+        monkeypatch.setattr(reroute.fused, name, noted(name, getattr(fused, name)))
+    monkeypatch.setattr(loss_of, "losses", noted("cross_entropy", loss_of.losses))
     return names
 
 
@@ -240,8 +235,7 @@ def classify(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, hidden: Tensor,
     """A small network of all layers that have kernels, and its loss."""
     kept = blocks.stage(x, weight, bias, (1, 1), (0, 0))
     seen = blocks.dense(kept.flatten(1), hidden, hidden[:, 0])
-    loss: Tensor = blocks.cross_entropy(F.linear(seen, last, last[:, 0]), y, (y >= 0).to(x.dtype))
-    return loss
+    return cross_entropy(F.linear(seen, last, last[:, 0]), y, (y >= 0).to(x.dtype))
 
 
 def test_blocks_of_a_network(used: list[str]) -> None:
@@ -263,78 +257,6 @@ def test_gradients_of_gradients_of_blocks() -> None:
     second = vmap(grad(steepness, argnums=(0, 2, 3, 4, 5)))
     for expected, found in zip(second(*inputs), rerouted(second)(*inputs), strict=True):
         torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("optimiser", [SGD(0.1), SGD(0.1, 0.9, 0.01, 0.5)], ids=["plain", "all"])
-def test_steps(optimiser: SGD, used: list[str]) -> None:
-    weights, direction, velocity = torch.randn(3, 3, 7, generator=GENERATOR).unbind()
-    step = vmap(optimiser.move)
-    inputs = weights, direction.split([4, 1, 2], 1), velocity, torch.tensor([True, False, True])
-    for expected, found in zip(step(*inputs), rerouted(step)(*inputs), strict=True):
-        torch.testing.assert_close(found, expected)
-    assert used == ["move"]
-
-
-def test_a_first_step_from_weights_that_all_share(used: list[str]) -> None:
-    weights, direction = torch.randn(7, generator=GENERATOR), torch.randn(3, 7, generator=GENERATOR)
-    optimiser = SGD(0.1, 0.9, 0.01, 0.5)
-    step = vmap(lambda direction: optimiser.move(weights, [direction], optimiser.at_rest(weights), direction[0] > 0))
-    for expected, found in zip(step(direction), rerouted(step)(direction), strict=True):
-        torch.testing.assert_close(found, expected)
-    assert used == ["move"]
-
-
-def test_a_step_that_is_differentiated_is_plain(used: list[str]) -> None:
-    weights, direction, velocity = torch.randn(3, 3, 7, generator=GENERATOR).unbind()
-
-    def far(weights: Tensor, direction: Tensor, velocity: Tensor, moving: Tensor) -> Tensor:
-        return SGD(0.1, 0.9, 0.01, 0.5).move(weights, [direction], velocity, moving)[0].square().sum()
-
-    inputs = (weights, direction, velocity, torch.ones(3, dtype=torch.bool))
-    slope = vmap(grad(far, argnums=1))
-    torch.testing.assert_close(rerouted(slope)(*inputs), slope(*inputs))
-    assert not used
-
-
-def test_examples_are_taken_without_a_copy_for_every_client(used: list[str]) -> None:
-    x = torch.randint(0, 256, (20, 3, 4, 5), generator=GENERATOR, dtype=torch.uint8)
-    which = torch.randint(0, 20, (2, 3, 6), generator=GENERATOR)
-    scale, shift = torch.rand(2, 3, 1, 1, generator=GENERATOR).unbind()
-    both = vmap(vmap(lambda which: blocks.take(x, which, scale, shift)))
-    torch.testing.assert_close(rerouted(both)(which), both(which))
-    assert used == ["take"]
-
-
-def test_batches_are_drawn_for_all_clients_at_once(used: list[str]) -> None:
-    counts, clients = torch.tensor([[0, 7], [40, 41]]), torch.arange(4).view(2, 2)
-
-    def drawn(count: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
-        place, real = shuffle.draw(count, client // 2, count * 0 + 5, client, 3, 4, 8, 2)
-        return place, real
-
-    both = vmap(vmap(drawn))
-    for found, expected in zip(rerouted(both)(counts, clients), both(counts, clients), strict=True):
-        assert torch.equal(found, expected)
-    assert used == ["draw"]
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_gradients_laid_end_to_end(shared: bool, used: list[str]) -> None:
-    like = {"a": torch.zeros(3, 2), "b": {"c": torch.zeros(1), "d": torch.zeros(4)}}
-    vector, x = torch.randn(3, 11, generator=GENERATOR), torch.randn(3, 2, generator=GENERATOR)
-
-    def energy(vector: Tensor, x: Tensor) -> Tensor:
-        parts = tree.unravel(vector, like)
-        return (parts["a"] @ x).sin().sum() * parts["b"]["c"].sum() + parts["b"]["d"].square().sum()
-
-    def steepness(vector: Tensor, x: Tensor) -> Tensor:
-        return grad(energy)(vector, x).cos().sum()
-
-    for function in (energy, steepness):
-        slopes = vmap(grad(function), in_dims=(None if shared else 0, 0))
-        inputs = (vector[0] if shared else vector, x)
-        torch.testing.assert_close(rerouted(slopes)(*inputs), slopes(*inputs))
-    assert "split" in used
 
 
 @pytest.mark.parametrize("short", [False, True])

@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 import toys
-from latecomer import blocks, learn, tree
+from latecomer import learn, tree
+from latecomer.ops import sgd
+from latecomer.ops.cross_entropy import cross_entropy
+from latecomer.ops.lengths import clip_factor, norm
 from latecomer.task import Batch
 from latecomer.tree import Tree
 
@@ -131,12 +134,16 @@ def test_clients_in_one_map_learn_what_each_would_alone() -> None:
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_who_does_not_move_in_a_map_keeps_weights_and_velocity(settings: dict[str, float]) -> None:
     rule, generator = learn.SGD(**settings), torch.Generator().manual_seed(2)
-    weights, velocity, slope = torch.randn(3, 4, 9, generator=generator, dtype=torch.float64).unbind()
+    weights, velocity, gradient = torch.randn(3, 4, 9, generator=generator, dtype=torch.float64).unbind()
     moving = torch.tensor([True, False, True, False])
-    velocity = vmap(rule.at_rest)(weights) + velocity[:, : 9 if rule.momentum else 0]
-    found = vmap(rule.move)(weights, slope.split([4, 5], 1), velocity, moving)
+    velocity = vmap(lambda row: sgd.at_rest(row, rule.momentum))(weights) + velocity[:, : 9 if rule.momentum else 0]
+
+    def step(*inputs: Any) -> tuple[Tensor, Tensor]:
+        return sgd.step(*inputs, *rule.rates)
+
+    found = vmap(step)(weights, gradient.split([4, 5], 1), velocity, moving)
     for k in range(4):
-        alone = rule.move(weights[k], slope[k].split([4, 5]), velocity[k], moving[k])
+        alone = step(weights[k], gradient[k].split([4, 5]), velocity[k], moving[k])
         for ours, expected, before in zip(found, alone, (weights, velocity), strict=True):
             torch.testing.assert_close(ours[k], expected if moving[k] else before[k], rtol=1e-14, atol=1e-14)
             assert bool(moving[k]) or torch.equal(ours[k], before[k])
@@ -149,26 +156,26 @@ def test_cross_entropy_of_few_classes_is_the_same_in_a_map(classes: int) -> None
     logits = 5 * torch.randn(3, 7, classes, generator=generator)
     y = torch.randint(-1, classes, (3, 7), generator=generator)
     weight = (y >= 0).float()
-    slopes, values = vmap(grad_and_value(blocks.cross_entropy))(logits, y, weight)
+    gradients, values = vmap(grad_and_value(cross_entropy))(logits, y, weight)
     for k in range(3):
         row = logits[k].clone().requires_grad_()
         with torch.enable_grad():
-            value = blocks.cross_entropy(row, y[k], weight[k])
-        (slope,) = torch.autograd.grad(value, row)
+            value = cross_entropy(row, y[k], weight[k])
+        (gradient,) = torch.autograd.grad(value, row)
         torch.testing.assert_close(values[k], value.detach(), rtol=1e-6, atol=1e-7)
-        torch.testing.assert_close(slopes[k], slope, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(gradients[k], gradient, rtol=1e-6, atol=1e-7)
 
 
 def test_cross_entropy_of_a_single_example_can_be_mapped() -> None:
     logits, y = torch.randn(3, 4, generator=torch.Generator().manual_seed(2)), torch.tensor([0, 3, 2])
-    found = vmap(blocks.cross_entropy)(logits, y, torch.ones(3))
+    found = vmap(cross_entropy)(logits, y, torch.ones(3))
     torch.testing.assert_close(found, nn.functional.cross_entropy(logits, y, reduction="none"))
 
 
 @pytest.mark.parametrize("length", [0.0, 1e-12, 0.5, 2.0, 1e6])
 def test_clipping_never_lengthens_and_never_exceeds(length: float) -> None:
     vector = torch.tensor([0.6, 0.8], dtype=torch.float64) * length
-    factor = float(blocks.clip_factor(vector, 1.0))
+    factor = float(clip_factor(norm(vector), 1.0))
     assert 0 < factor <= 1
     assert factor * length <= 1.0
     assert factor == pytest.approx(1.0 if length <= 0.5 else 1 / length, rel=1e-5)
@@ -181,10 +188,10 @@ def test_proximal_term_pulls_back_to_the_anchor() -> None:
     assert torch.func.grad(total)(params, None)["w"].tolist() == pytest.approx([2.0, 1.5])
 
 
-def test_a_slope_is_the_gradient_end_to_end() -> None:
+def test_a_flat_gradient_lies_end_to_end() -> None:
     (batch,) = batches(1)
     by_tree = torch.func.grad(TASK.loss)(START, batch)
-    assert torch.equal(learn.slope_of(TASK.loss, START)(tree.ravel(START), batch), tree.ravel(by_tree, like=START))
+    assert torch.equal(learn.flat_gradient(TASK.loss, START)(tree.ravel(START), batch), tree.ravel(by_tree, like=START))
 
 
 def test_a_loss_may_learn_from_examples_without_labels_but_not_from_padding() -> None:

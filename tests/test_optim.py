@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import vmap
 
 import toys
-from latecomer import optim, tree
+from latecomer import learn, optim, tree
 from latecomer.tree import Tree
 
 
@@ -41,9 +41,9 @@ def by_torch(kind: Any, gradients: list[Tree], clip: float, **settings: Any) -> 
 
 
 CASES: list[tuple[Any, dict[str, Any], Any, dict[str, Any]]] = [
-    (optim.SGD, {"lr": 0.1}, torch.optim.SGD, {"lr": 0.1}),
+    (learn.SGD, {"lr": 0.1}, torch.optim.SGD, {"lr": 0.1}),
     (
-        optim.SGD,
+        learn.SGD,
         {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2},
         torch.optim.SGD,
         {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2},
@@ -62,7 +62,7 @@ CASES: list[tuple[Any, dict[str, Any], Any, dict[str, Any]]] = [
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU takes PyTorch's fused kernels, which cannot be mapped; then, and without Triton, the formulas stand."""
     if request.param == "as formulas":
-        monkeypatch.setattr(optim, "_on_cpu", lambda params: False)
+        monkeypatch.setattr("latecomer.ops.by_torch.fits", lambda leaves: False)
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5, 1e6])
@@ -78,7 +78,7 @@ def test_the_same_steps_as_torch(ours: Any, settings: Any, theirs: Any, their_se
         assert toys.gap(params, expected) < 1e-12
 
 
-@pytest.mark.parametrize("optimiser", [optim.SGD(0.1, 0.9, 0.1, 0.5), optim.Adam(0.1, clip=0.5)])
+@pytest.mark.parametrize("optimiser", [learn.SGD(0.1, 0.9, 0.1, 0.5), optim.Adam(0.1, clip=0.5)])
 def test_a_step_changes_nothing_in_place(optimiser: Any) -> None:
     params, gradient = some(0), some(1)
     _, state = optimiser.step(params, gradient, optimiser.init(params))
@@ -92,15 +92,15 @@ def test_a_step_changes_nothing_in_place(optimiser: Any) -> None:
 
 def test_the_state_is_a_tree_of_tensors() -> None:
     """So that a checkpoint can hold it."""
-    assert optim.SGD(0.1).init(some(0)) == {}
-    assert optim.SGD(0.1, momentum=0.9).init(some(0))["velocity"].shape == (16,)
+    assert learn.SGD(0.1).init(some(0)) == {}
+    assert learn.SGD(0.1, momentum=0.9).init(some(0))["velocity"].shape == (16,)
     adam = optim.Adam(0.1).init(some(0))
     assert {key: tuple(leaf.shape) for key, leaf in adam.items()} == {"first": (16,), "second": (16,), "count": ()}
     assert adam["first"].data_ptr() != adam["second"].data_ptr()
 
 
 def test_parts_move_by_rules_of_their_own() -> None:
-    rules = {"hyper": optim.SGD(0.5, momentum=0.9), "scalar": optim.Adam(0.1)}
+    rules = {"hyper": learn.SGD(0.5, momentum=0.9), "scalar": optim.Adam(0.1)}
     parts, params = optim.Parts(rules), some(0)
     state = parts.init(params)
     for seed in (1, 2):
@@ -123,7 +123,7 @@ def test_parts_of_one_kind() -> None:
         "hyper": optim.Adam(0.5, clip=5.0),
         "scalar": optim.Adam(0.1, clip=5.0),
     }
-    assert optim.parts("sgd", rates, 0.9, 0.01, 5.0).rules["scalar"] == optim.SGD(0.1, 0.9, 0.01, 5.0)
+    assert optim.parts("sgd", rates, 0.9, 0.01, 5.0).rules["scalar"] == learn.SGD(0.1, 0.9, 0.01, 5.0)
 
 
 def test_a_step_can_be_mapped() -> None:
@@ -144,7 +144,7 @@ def test_weights_may_shrink_before_a_step() -> None:
     assert toys.gap(found, expected) < 1e-12
 
 
-@pytest.mark.parametrize("optimiser", [optim.SGD(0.1, 0.9), optim.Adam(0.1), optim.Adam(0.1, clip=1e6)])
+@pytest.mark.parametrize("optimiser", [learn.SGD(0.1, 0.9), optim.Adam(0.1), optim.Adam(0.1, clip=1e6)])
 def test_gradients_may_lie_anywhere(optimiser: Any) -> None:
     """A sum's gradient is one number, expanded; others are columns, or every second number."""
     params = {"a": torch.zeros(5), "b": torch.zeros(2, 3), "c": torch.zeros(4)}
@@ -154,6 +154,6 @@ def test_gradients_may_lie_anywhere(optimiser: Any) -> None:
     assert all(toys.gap(a, b) < 1e-7 for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("optimiser", [optim.SGD(0.1, 0.9, clip=1.0), optim.Adam(0.1, clip=1.0)])
+@pytest.mark.parametrize("optimiser", [learn.SGD(0.1, 0.9, clip=1.0), optim.Adam(0.1, clip=1.0)])
 def test_nothing_to_learn(optimiser: Any) -> None:
     assert optimiser.step({}, {}, optimiser.init({}))[0] == {}

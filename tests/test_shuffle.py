@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from latecomer.data.shuffle import mix, normal, purpose, sample, shuffled, uniform
+from latecomer.ops.shuffle import mix, normal, purpose, sample, shuffled, uniform
 
 KEYS = mix(torch.arange(20_000), purpose("test"))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from .checks import by_labels
 from .clients import Cohort, Whole
 from .data.federation import Federation
-from .data.shuffle import purpose, sample
+from .ops.shuffle import purpose, sample
 
 AHEAD = 64  # rounds drawn at a time, for engines that want to know before a round begins
 AT_ONCE = 4096  # clients drawn at a time, if a round has not more

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .data.shuffle import mix, purpose, uniform
+from .ops.shuffle import mix, purpose, uniform
 
 Faults = Callable[[Tensor, int, str], Tensor]
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, vjp
+from torch.func import vjp
 
-from . import blocks, tree
+from . import tree
+from .ops import gradients, sgd
+from .ops.mapping import Number
 from .schedule import CONSTANT, Schedule
 from .task import Batch, Batches
 from .tree import Tree
@@ -33,9 +35,9 @@ def inhabited(batch: Batch) -> Tensor:
 class SGD:
     """Stochastic gradient descent: clip the gradient, add weight decay, then momentum, as torch's SGD does.
 
-    All weights lie end to end in one vector, so that a step is few operations. A batch without a labelled example
-    changes nothing, not even by momentum or decay, unless the loss has another rule. Where several runs share a map
-    (sweep/packed.py), any of the numbers may be a tensor.
+    A client calls it, for a step a batch. A batch without a labelled example changes nothing, not even by momentum or
+    decay, unless the loss has another rule. A server takes one `step` a round and keeps the state, as with any
+    optimiser (optim.py). Where several runs share a map (sweep/packed.py), any of the numbers may be a tensor.
     """
 
     lr: float | Tensor
@@ -48,117 +50,28 @@ class SGD:
         """With the learning rate of a round."""
         return self if self.schedule == CONSTANT else replace(self, lr=self.lr * self.schedule.factor(round))
 
+    @property
+    def rates(self) -> tuple[Number, Number, Number, Number]:
+        return self.lr, self.momentum, self.weight_decay, self.clip
+
     def __call__(self, loss: Loss, params: Tree, batches: Batches, moves: Rule = labelled) -> Tree:
         """The weights after one step a batch."""
-        return tree.unravel(self._after(loss, params, batches, moves), params)
+        (weights,), _ = _trained(_of_first(loss), [Part(self, params)], batches, moves)
+        return tree.unravel(weights, params)
 
     def change(self, loss: Loss, params: Tree, batches: Batches, moves: Rule = labelled) -> Tree:
         """What one step a batch adds to the weights."""
-        return tree.unravel(self._after(loss, params, batches, moves) - tree.ravel(params), params)
+        (weights,), _ = _trained(_of_first(loss), [Part(self, params)], batches, moves)
+        return tree.unravel(weights - tree.ravel(params), params)
 
-    def _after(self, loss: Loss, params: Tree, batches: Batches, moves: Rule) -> Tensor:
-        """The weights after one step a batch, end to end."""
-        parts = [Part(self, params)]
-        weights, _ = _trained(lambda several, batch: loss(several[0], batch), parts, batches, moves)
-        return weights[0]
+    def init(self, params: Tree) -> Tree:
+        return {"velocity": torch.zeros_like(tree.ravel(params))} if self.momentum else {}
 
-    def at_rest(self, weights: Tensor) -> Tensor:
-        """The velocity to begin with; without momentum there is none."""
-        return torch.zeros_like(weights if blocks.used(self.momentum) else weights[:0])
-
-    def move(
-        self, weights: Tensor, slopes: Sequence[Tensor], velocity: Tensor, moving: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """One step along a gradient, whose parts follow each other; nothing moves unless `moving`."""
-        rates = self.lr, self.momentum, self.weight_decay, self.clip
-        if weights.device.type == "cpu" and _plainly() and not any(isinstance(rate, Tensor) for rate in rates):
-            return self._move_apart(weights, slopes, velocity) if moving else (weights, velocity)
-        after: tuple[Tensor, Tensor] = blocks.move(weights, velocity, moving, *rates, *slopes)
-        return after
-
-    def _move_apart(self, weights: Tensor, slopes: Sequence[Tensor], velocity: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for one client on a CPU, part by part, so that a gradient is neither joined nor scaled first."""
-        lr, factor, sizes = float(self.lr), 1.0, [len(slope) for slope in slopes]
-        if self.clip:
-            norms = torch.stack([torch.linalg.vector_norm(slope) for slope in slopes])
-            factor = float(blocks.clip_factor(norms, self.clip))
-        out, faster = torch.empty_like(weights), torch.empty_like(velocity)
-        parts = zip(weights.split(sizes), slopes, out.split(sizes), strict=True)
-        if not self.momentum:
-            for weight, slope, after in parts:
-                torch.add(weight, slope, alpha=-lr * factor, out=after)
-                if self.weight_decay:
-                    after.add_(weight, alpha=-lr * self.weight_decay)
-            return out, velocity
-        for (weight, slope, after), old, new in zip(parts, velocity.split(sizes), faster.split(sizes), strict=True):
-            torch.mul(old, self.momentum, out=new).add_(slope, alpha=factor)
-            if self.weight_decay:
-                new.add_(weight, alpha=self.weight_decay)
-            torch.add(weight, new, alpha=-lr, out=after)
-        return out, faster
-
-
-def slope_of(loss: Loss, like: Tree) -> Callable[[Tensor, Batch], Tensor]:
-    """The gradient of a loss, for weights that lie end to end in one vector, in the order of `like`."""
-    if not _plainly():
-        mapped: Callable[[Tensor, Batch], Tensor] = grad(lambda w, batch: loss(tree.unravel(w, like), batch))
-        return mapped
-    slopes = _slopes(lambda parts, batch: loss(parts[0], batch))
-    return lambda weights, batch: torch.cat(slopes([tree.unravel(weights, like)], batch)[0])
-
-
-def _slopes(loss: Callable[[list[Tree], Batch], Tensor]) -> Callable[[list[Tree], Batch], list[list[Tensor]]]:
-    """The gradients of a loss of several trees: of each its leaves, as vectors."""
-    if not _plainly():
-        mapped = grad(loss)
-        return lambda trees, batch: [[leaf.reshape(-1) for leaf in tree.leaves(part)] for part in mapped(trees, batch)]
-
-    def slopes(trees: list[Tree], batch: Batch) -> list[list[Tensor]]:
-        parts = [tree.map(lambda leaf: leaf.detach().requires_grad_(), part) for part in trees]
-        inputs = [tree.leaves(part) for part in parts]
-        found = iter(_by_autograd(loss, parts, batch, [leaf for some in inputs for leaf in some]))
-        return [[next(found).reshape(-1) for _ in some] for some in inputs]
-
-    return slopes
-
-
-def _by_autograd(loss: Callable[[Any, Batch], Tensor], params: Any, batch: Batch, inputs: list[Tensor]) -> list[Tensor]:
-    """The gradient at the inputs, which are the leaves of the parameters; zero where the loss does not know them."""
-    with torch.enable_grad():
-        value = loss(params, batch)
-    if not value.requires_grad:
-        return [torch.zeros_like(leaf) for leaf in inputs]
-    found = torch.autograd.grad(value, inputs, allow_unused=True)
-    return [torch.zeros_like(leaf) if slope is None else slope for slope, leaf in zip(found, inputs, strict=True)]
-
-
-def _plainly() -> bool:
-    """Whether PyTorch's plain autograd will do, which costs less than `torch.func`: nobody maps or differentiates us.
-
-    The loop engine runs its steps without gradients. Where they are on, somebody may want ours to have gradients too.
-    """
-    return not torch.is_grad_enabled() and not blocks.mapped()
-
-
-def gradient(loss: Loss, params: Tree, batch: Batch) -> Tree:
-    """The gradient of a loss at the weights, as a tree."""
-    if not _plainly():
-        found: Tree = grad(loss)(params, batch)
-        return found
-    flat = {path: leaf.detach().requires_grad_() for path, leaf in tree.flatten(params).items()}
-    return tree.unflatten(
-        dict(zip(flat, _by_autograd(loss, tree.unflatten(flat), batch, list(flat.values())), strict=True))
-    )
-
-
-def mean_gradient(loss: Loss, params: Tree, batches: Iterable[Batch]) -> Tree:
-    """The mean over batches of the gradient of a loss to which padding adds nothing; empty batches do not count."""
-    total, counts = tree.map(torch.zeros_like, params), []
-    for batch in batches:
-        total = tree.add(total, gradient(loss, params, batch))
-        counts.append(batch.real.any())
-    count = torch.stack(counts).sum().clamp(min=1)
-    return tree.map(lambda leaf: leaf / count, total)
+    def step(self, params: Tree, gradient: Tree, state: Tree, moving: Tensor | None = None) -> tuple[Tree, Tree]:
+        """One step along a gradient, and the state after it; if `moving` is given, only where that is true."""
+        leaves, directions = tree.flatten(params), tree.flatten(gradient)
+        weights, velocity = sgd.step_of_leaves(leaves, directions, state.get("velocity"), moving, *self.rates)
+        return tree.unravel(weights, params), {"velocity": velocity} if self.momentum else state
 
 
 @dataclass(frozen=True)
@@ -181,19 +94,57 @@ def jointly(
 def _trained(
     loss: Callable[[list[Tree], Batch], Tensor], parts: Sequence[Part], batches: Batches, moves: Rule
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The weights of every part, end to end, and their velocities."""
+    """The weights of every part, all end to end so that a step is few operations, and their velocities."""
     weights = [tree.ravel(part.params) for part in parts]
     velocities = [
-        part.optimiser.at_rest(weight) if part.velocity is None else part.velocity
+        sgd.at_rest(weight, part.optimiser.momentum) if part.velocity is None else part.velocity
         for part, weight in zip(parts, weights, strict=True)
     ]
-    slopes = _slopes(loss)
     for batch in batches:
         trees = [tree.unravel(weight, part.params) for weight, part in zip(weights, parts, strict=True)]
-        directions, moving = slopes(trees, batch), moves(batch)
+        found, moving = _gradients(loss, trees, batch), moves(batch)
         for k, part in enumerate(parts):
-            weights[k], velocities[k] = part.optimiser.move(weights[k], directions[k], velocities[k], moving)
+            directions = [leaf.reshape(-1) for leaf in found[k].values()]
+            weights[k], velocities[k] = sgd.step(weights[k], directions, velocities[k], moving, *part.optimiser.rates)
     return weights, velocities
+
+
+def _of_first(loss: Loss) -> Callable[[list[Tree], Batch], Tensor]:
+    return lambda trees, batch: loss(trees[0], batch)
+
+
+def _gradients(
+    loss: Callable[[list[Tree], Batch], Tensor], trees: Sequence[Tree], batch: Batch
+) -> list[dict[str, Tensor]]:
+    """The gradients of a loss of several trees: of each its leaves, by their paths."""
+    paths = [tree.flatten(part) for part in trees]
+
+    def value(leaves: list[Tensor]) -> Tensor:
+        rest = iter(leaves)
+        return loss([tree.unflatten({path: next(rest) for path in some}) for some in paths], batch)
+
+    found = iter(gradients.gradient(value, [leaf for some in paths for leaf in some.values()]))
+    return [{path: next(found) for path in some} for some in paths]
+
+
+def gradient(loss: Loss, params: Tree, batch: Batch) -> Tree:
+    """The gradient of a loss at the weights, as a tree."""
+    return tree.unflatten(_gradients(_of_first(loss), [params], batch)[0])
+
+
+def flat_gradient(loss: Loss, like: Tree) -> Callable[[Tensor, Batch], Tensor]:
+    """The gradient of a loss, for weights that lie end to end in one vector, in the order of `like`."""
+    return lambda weights, batch: gradients.gradient(lambda at: loss(tree.unravel(at[0], like), batch), [weights])[0]
+
+
+def mean_gradient(loss: Loss, params: Tree, batches: Iterable[Batch]) -> Tree:
+    """The mean over batches of the gradient of a loss to which padding adds nothing; empty batches do not count."""
+    total, counts = tree.map(torch.zeros_like, params), []
+    for batch in batches:
+        total = tree.add(total, gradient(loss, params, batch))
+        counts.append(batch.real.any())
+    count = torch.stack(counts).sum().clamp(min=1)
+    return tree.map(lambda leaf: leaf / count, total)
 
 
 def proximal(loss: Loss, anchor: Tree, strength: float | Tensor) -> Loss:

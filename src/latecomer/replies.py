@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import tree
-from .blocks import kernels_for
+from .ops.sums import chosen, weighted_sum
 from .tree import Tree
 
 By = Literal["clients", "labelled", "examples"]  # a mean over all clients, those with labels, or labelled examples
@@ -36,7 +36,7 @@ class Replies:
 
     def mean(self, by: By = "clients") -> Tree:
         share = self.share(by)
-        return _Table.of(self.each).map(lambda rows: _total(share, rows)).tree()
+        return _Table.of(self.each).map(lambda rows: weighted_sum(share, rows)).tree()
 
     def sum(self) -> Tree:
         return tree.map(lambda leaf: leaf.sum(0), self.each)
@@ -63,10 +63,10 @@ class Collector:
         self.heards.append(heard)
         self.weights.append(weight)
         if self.fold is None:
-            self.parts.append(table.map(lambda rows: _chosen(heard, rows)))
+            self.parts.append(table.map(lambda rows: chosen(heard, rows)))
             return
         count = _count(heard, weight, self.fold)
-        sums = table.map(lambda rows: _total(count, rows))
+        sums = table.map(lambda rows: weighted_sum(count, rows))
         self.parts = [self.parts[0].add(sums)] if self.parts else [sums]
 
     def replies(self) -> Replies:
@@ -123,23 +123,6 @@ class _Table:
         return replace(self, rows={kind: rows + other.rows[kind] for kind, rows in self.rows.items()})
 
 
-def _total(weight: Tensor, rows: Tensor) -> Tensor:
-    """The sum of all rows, each times its weight; what weighs nothing may be nonsense. Counts become fractions."""
-    rows = rows if rows.is_floating_point() else rows.float()
-    weight = weight.to(rows.dtype)
-    if (kernels := kernels_for(rows)) is not None:
-        total: Tensor = kernels.total(weight, rows)
-        return total
-    return (weight[None] @ _chosen(weight != 0, rows))[0]
-
-
-def _chosen(which: Tensor, rows: Tensor) -> Tensor:
-    """Rows, with zeros in the place of those that are not chosen. On a CPU it costs nothing to see that all are."""
-    if which.device.type == "cpu" and bool(which.all()):
-        return rows
-    return torch.where(which[:, None], rows, rows.new_zeros(()))
-
-
 def _end_to_end(leaves: list[Tensor]) -> Tensor:
     """Rows of several leaves as rows of one matrix; no copy is made where they lie so already, as `unravel` does it."""
     flat = [leaf.flatten(1) if leaf.ndim > 1 else leaf[:, None] for leaf in leaves]
@@ -147,8 +130,8 @@ def _end_to_end(leaves: list[Tensor]) -> Tensor:
     end = first.storage_offset()
     for part in flat:
         same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        apart = several and part.stride(0) != first.stride(0)
-        if not same or apart or part.stride(1) != 1 or part.storage_offset() != end:
+        spread = several and part.stride(0) != first.stride(0)
+        if not same or spread or part.stride(1) != 1 or part.storage_offset() != end:
             return torch.cat(flat, 1)
         end += part.shape[1]
     return first.as_strided((len(first), columns), (first.stride(0) if several else columns, 1))

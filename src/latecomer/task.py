@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from . import tree
-from .blocks import cross_entropy
 from .errors import ModelError
 from .nets.net import Net
+from .ops.cross_entropy import cross_entropy
 from .tree import Tree
 
 
@@ -149,8 +149,7 @@ class Task:
 
     def loss(self, params: Tree, batch: Batch) -> Tensor:
         """Mean cross-entropy over labelled examples; padding and missing labels weigh nothing."""
-        value: Tensor = cross_entropy(self.logits(params, batch.x), batch.y, batch.weight)
-        return value
+        return cross_entropy(self.logits(params, batch.x), batch.y, batch.weight)
 
     def entropy(self, params: Tree, batch: Batch) -> Tensor:
         """Mean entropy of the predictions, which needs no labels; padding weighs nothing."""

@@ -14,13 +14,13 @@ from byhand import descend, flat, linear_task, tensor
 from console import Command
 from latecomer.clients import Clients
 from latecomer.data import Federation
-from latecomer.data.shuffle import lot
 from latecomer.engines import make
 from latecomer.engines.home import Homes, PackedHome
 from latecomer.errors import SettingError
 from latecomer.method import Method
 from latecomer.methods.knnper import KnnPer
 from latecomer.nets.neighbours import Datastore, best, held, nearest
+from latecomer.ops.shuffle import lot
 from latecomer.runs.experiment import Experiment
 from latecomer.schedule import Schedule
 

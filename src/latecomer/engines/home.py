@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..blocks import take
 from ..data.federation import SPLITS, Federation
 from ..data.rotate import turns
-from ..data.shuffle import draw, lot, mix, normal, purpose
 from ..errors import DataError
+from ..ops.examples import take
+from ..ops.shuffle import draw, lot, mix, normal, purpose
 from ..sweep.alike import same
 from ..task import Batch, labelled, one_hot
 from ..tree import Tree
@@ -104,8 +104,7 @@ class Homes:
             images: Tensor = flat.unflatten(-1, self.x.shape[1:]).movedim(-1, -3)
             return images
         if not self.channels_last and not self.turned:
-            taken: Tensor = take(self.x, rows, self.scale, self.shift)
-            return taken
+            return take(self.x, rows, self.scale, self.shift)
         return self._ready_made(self.x[rows], card[ANGLE, None])
 
     def _ready_made(self, x: Tensor, angle: Tensor) -> Tensor:

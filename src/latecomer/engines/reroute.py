@@ -2,7 +2,7 @@
 
 Under `vmap`, PyTorch turns a convolution whose weights, or whose weights' gradients, differ from client to client into
 a grouped one, and cuDNN's backward pass for those runs group by group. Where Triton is there, kernels take its place,
-and that of the other blocks of local training (../blocks.py); elsewhere matrix products do.
+and that of the other layers (../blocks.py); elsewhere matrix products do.
 """
 
 from __future__ import annotations
@@ -18,26 +18,15 @@ from torch._C import _functorch
 from torch.overrides import TorchFunctionMode
 
 from .. import blocks
-from ..data import shuffle
 from . import fused
 from .convolve import convolve
 
 T = TypeVar("T")
 WIDEST = 64  # channels that the kernels for few channels are made for; there are others for many (fused.wide)
 DENSEST = 2**18  # weights of a linear layer that the kernels are made for; beyond, cuBLAS is better
-LARGEST_LOSS = 2**13  # numbers that the kernel of the loss holds at once
 LARGEST_GROUP = 2**14  # numbers of a group that the kernel of GroupNorm holds at once
 LARGEST_BATCH = 128  # laying out windows takes memory, and larger batches keep a grouped convolution busy anyway
-BLOCKS = (
-    blocks.stage,
-    blocks.dense,
-    blocks.norm,
-    blocks.cross_entropy,
-    blocks.move,
-    blocks.split,
-    blocks.take,
-    shuffle.draw,
-)
+BLOCKS = (blocks.stage, blocks.dense, blocks.norm)
 
 
 def rerouted(function: Callable[..., T]) -> Callable[..., T]:
@@ -85,21 +74,6 @@ class Reroute(TorchFunctionMode):
     def _block(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any] | None:
         """What takes the place of a block, if anything does."""
         first, second = args[:2]
-        if function is blocks.take:
-            return (
-                fused.take
-                if first.dtype == torch.uint8 and _on_gpu(second) and args[2].dtype == torch.float32
-                else None
-            )
-        if function is shuffle.draw:
-            return fused.draw if _on_gpu(first) else None
-        if function is blocks.split:  # it is the way back that has a kernel
-            return fused.split if tracked(first) and first.dtype == torch.float32 and _has_triton(first) else None
-        if function is blocks.move:  # at first all may begin from the same weights, and only directions differ
-            tensors, rates = (*args[:3], *args[7:]), args[3:7]
-            numbers = all(isinstance(rate, float | int) for rate in rates)
-            free = numbers and has_kernels(args[7]) and not any(tracked(value) for value in tensors)
-            return fused.move if free else None
         if not has_kernels(first):
             return None
         if function is blocks.stage:
@@ -107,9 +81,7 @@ class Reroute(TorchFunctionMode):
             return fused.stage if fits else None
         if function is blocks.norm:
             return fused.norm if _grouped(first, args[4]) else None
-        if function is blocks.dense:
-            return partial(fused.dense, relu=True) if varies(second) and _fits(args) else None
-        return fused.cross_entropy if first.ndim == 2 and _power(first.shape) <= LARGEST_LOSS else None
+        return partial(fused.dense, relu=True) if varies(second) and _fits(args) else None
 
 
 def has_kernels(x: Tensor) -> bool:

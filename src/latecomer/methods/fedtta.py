@@ -88,15 +88,11 @@ class FedTTA(KeepsOwnModel):
         """The model after one step down its judgement on all of the client's data."""
         batches = home.epochs(1, self.batch, "adapt")
         slope = learn.mean_gradient(lambda model, batch: self.judgement(model, judge, batch), own, batches)
-        weights = tree.ravel(own)
-        weights, _ = self.inner.move(
-            weights, [tree.ravel(slope, like=own)], torch.zeros_like(weights), home.all().real.any()
-        )
-        return tree.unravel(weights, own)
+        return self.inner.step(own, slope, {}, home.all().real.any())[0]
 
     def stepped(self, params: Tree, judge: Tree, batch: Batch) -> Tree:
         """The model after steps down its judgement on a batch, as a function that can be differentiated."""
-        slope = learn.slope_of(lambda model, batch: self.judgement(model, judge, batch), params)
+        slope = learn.flat_gradient(lambda model, batch: self.judgement(model, judge, batch), params)
         weights = tree.ravel(params)
         for _ in range(self.inner_steps):
             weights = weights - self.inner_lr * (slope(weights, batch) + self.weight_decay * weights)

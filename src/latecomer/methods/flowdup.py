@@ -48,7 +48,7 @@ class FLowDUP(InSubspace):
 
     h1: Net = made()
     h2: Net = made()
-    optimiser: optim.Adam | optim.SGD = made()
+    optimiser: optim.Adam | learn.SGD = made()
 
     def build(self) -> None:
         super().build()
@@ -56,7 +56,7 @@ class FLowDUP(InSubspace):
         h2 = Net(lambda: nn.Sequential(nn.Linear(*layers[0]), nn.ReLU(), nn.Linear(*layers[1])))
         self.set(h1=self.encoding_task().widened(self.embedding), h2=h2)
         adam = optim.Adam(self.server_lr, (0.9, self.server_beta), schedule=self.schedule)
-        sgd = optim.SGD(self.server_lr, schedule=self.schedule)
+        sgd = learn.SGD(self.server_lr, schedule=self.schedule)
         self.set(optimiser=adam if self.server == "adam" else sgd)
 
     def encoding_task(self) -> Task:

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ..clients import Engine
 from ..data.federation import Federation
-from ..data.shuffle import lot
 from ..errors import SettingError
 from ..method import AveragesOneModel, TrainsByPasses, asked_in, made
 from ..nets.neighbours import Datastore, Kernel, Rule, Search, best, check_search, drawn, held, listed, lowered, room
 from ..nets.prototypes import ProtoNN
+from ..ops.shuffle import lot
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree

@@ -35,7 +35,7 @@ class PerFedAvg(KeepsOwnModel, AveragesOneModel):
 
     @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
-        slope = learn.slope_of(self.task.loss, params)  # zero where a batch is nothing but padding
+        slope = learn.flat_gradient(self.task.loss, params)  # zero where a batch is nothing but padding
         start = weights = tree.ravel(params)
         rate = self.outer_lr * self.schedule.factor(home.round)
         purposes = ("inner", "outer", "curvature")  # independent batches: the paper's D, D' and D''

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .. import learn, optim, tree
+from .. import learn, tree
 from ..clients import Clients, Sending
 from ..errors import SettingError
 from ..groups import Group, by_size
@@ -50,7 +50,7 @@ class PFedHN(TrainsBySteps):
     head: tuple[str, ...] = made()
     hyper: Hypernetwork = made()
     own: learn.SGD = made()
-    optimiser: optim.SGD = made()
+    optimiser: learn.SGD = made()
 
     def build(self) -> None:
         super().build()
@@ -60,7 +60,7 @@ class PFedHN(TrainsBySteps):
         width = self.task.classes if fixed else self.embedding or 1 + self.clients // 4
         hyper = Hypernetwork(width, self.task.target(without=head), self.hidden, self.depth, self.spectral)
         own = replace(self.local, clip=0.0)  # the personal layer is not clipped
-        optimiser = optim.SGD(self.server_lr, self.server_momentum, self.server_decay, self.clip, self.schedule)
+        optimiser = learn.SGD(self.server_lr, self.server_momentum, self.server_decay, self.clip, self.schedule)
         self.set(fixed=fixed, head=head, hyper=hyper, own=own, optimiser=optimiser)
 
     # on the client

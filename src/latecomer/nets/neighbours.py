@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..clients import Engine
-from ..data.shuffle import shuffled
 from ..errors import SettingError, need
+from ..ops.shuffle import shuffled
 from ..task import Batch, one_hot
 from .search import installed, near
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import grad
 
 from .. import optim
-from ..data.shuffle import mix, purpose
+from ..ops.shuffle import mix, purpose
 from ..task import one_hot
 from ..tree import Tree
 from .neighbours import Datastore

@@ -87,3 +87,16 @@ def padded_size(shape: Iterable[int]) -> int:
     for side in shape:
         total *= 1 << (side - 1).bit_length()
     return total
+
+
+def for_server_kernels(tensor: Tensor) -> bool:
+    """Whether the kernels for what is done once, by the server, can take a tensor: float32, on a GPU, nobody maps."""
+    return tensor.dtype == torch.float32 and on_gpu(tensor) and not transformed()
+
+
+def untransformed() -> bool:
+    """Whether nobody maps what runs now, and nobody will want its gradient: gradients are off.
+
+    The loop engine runs its steps without gradients. Where they are on, somebody may want ours to have gradients too.
+    """
+    return not torch.is_grad_enabled() and not transformed()

@@ -3,19 +3,14 @@
 from .convolution import convolve, pool, stage, wide
 from .norm import norm
 from .rows import kernels
-from .training import cross_entropy, dense, draw, move, split, take
+from .training import dense
 
 __all__ = [
     "convolve",
-    "cross_entropy",
     "dense",
-    "draw",
     "kernels",
-    "move",
     "norm",
     "pool",
-    "split",
     "stage",
-    "take",
     "wide",
 ]

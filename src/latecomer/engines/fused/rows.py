@@ -36,11 +36,3 @@ class Rows(torch.autograd.Function):
         if isinstance(out, tuple):
             return tuple(part.unflatten(0, (info.batch_size, -1)) for part in out), (0,) * len(out)
         return out.unflatten(0, (info.batch_size, -1)), 0
-
-
-class Final(Rows):
-    """Nobody differentiates through it."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.mark_non_differentiable(*output)

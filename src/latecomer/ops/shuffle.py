@@ -2,18 +2,20 @@
 
 `mix` is a counter-based hash in 64-bit integer arithmetic (the finaliser of SplitMix64, Steele et al., OOPSLA 2014).
 `shuffled` is the swap-or-not shuffle (Hoang, Morris, Rogaway, CRYPTO 2012): it computes single places of a random
-permutation of any length without building the permutation. Both work under `vmap` and inside a CUDA graph.
+permutation of any length without building the permutation. Both work under `vmap` and inside a CUDA graph. `draw` makes
+batches of them; on a GPU, where clients are mapped, a kernel does all of it for a client a row.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..blocks import replaceable
+from .mapping import HAS_TRITON, Final, mapped, on_gpu
 
 ROUNDS = 16
 """Swap-or-not rounds: enough that tests/test_shuffle.py cannot tell the result from a uniform permutation."""
@@ -76,7 +78,6 @@ def shuffled(place: Tensor, size: Tensor, key: Tensor) -> Tensor:
     return place
 
 
-@replaceable
 def draw(
     count: Tensor, seed: Tensor, number: Tensor, client: Tensor, use: int, steps: int, size: int, passes: int | None
 ) -> tuple[Tensor, Tensor]:
@@ -86,6 +87,10 @@ def draw(
     With None, every batch is drawn afresh, without repetition within it. What is not real names any example: it fills
     up a batch that is larger than what is left, and all batches after the last pass.
     """
+    if mapped(count) and on_gpu(count):
+        who = (tensor[None] for tensor in (count, seed, number, client))
+        drawn = _Draw.apply(*who, use, steps, size, passes)  # type: ignore[no-untyped-call]
+        return drawn[0].squeeze(0), drawn[1].squeeze(0)
     step = torch.arange(steps, device=count.device)
     per_pass = ((count + size - 1) // size).clamp(min=1) if passes is not None else torch.ones_like(count)
     turn = step // per_pass  # which shuffle of the data
@@ -100,3 +105,74 @@ def sample(count: int, population: int, *key: Tensor | int) -> Tensor:
     """`count` distinct numbers below `population`, whose size costs nothing; a row for every key."""
     name = mix(torch.as_tensor(key[0]), *key[1:])[..., None]
     return shuffled(torch.arange(count), torch.tensor(population), name)
+
+
+class _Draw(Final):
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        return draw_rows(*inputs)
+
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+
+    GOLDEN, FIRST, SECOND = (tl.constexpr(number) for number in CONSTANTS)
+
+    @triton.jit
+    def _finalise_kernel(x):
+        x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * FIRST
+        x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * SECOND
+        return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+    @triton.jit
+    def _mix_kernel(state, number):
+        return _finalise_kernel((state + GOLDEN) ^ number)
+
+    @triton.jit
+    def _remainder_kernel(x, size):
+        """Not negative, as Python's."""
+        rest = x % size
+        return tl.where(rest < 0, rest + size, rest)
+
+    @triton.jit(do_not_specialize=["use", "steps", "size", "passes"])
+    def _draw_kernel(
+        counts, seeds, numbers, clients, place, real, use, steps, size, passes,
+        ROUNDS: tl.constexpr, BLOCK: tl.constexpr,
+    ):  # fmt: skip
+        row = tl.program_id(0).to(tl.int64)
+        step = tl.program_id(1).to(tl.int64)
+        count = tl.load(counts + row)
+        per_pass = tl.where(passes < 0, 1, tl.maximum((count + size - 1) // size, 1))
+        turn = step // per_pass
+        column = tl.arange(0, BLOCK)
+        at = step % per_pass * size + column
+        mine = (at < count) & ((passes < 0) | (turn < passes))
+        key = _mix_kernel(_mix_kernel(tl.zeros((1,), tl.int64), tl.load(seeds + row)), tl.load(numbers + row))
+        key = _mix_kernel(_mix_kernel(_mix_kernel(key, tl.load(clients + row)), use), turn)
+        count = tl.maximum(count, 1)
+        at = tl.minimum(at, count - 1)
+        behind = key + tl.full((1,), ROUNDS, tl.int64) * GOLDEN
+        for _ in range(ROUNDS):
+            pivot = _remainder_kernel(_finalise_kernel(key) >> 1, count)
+            partner = _remainder_kernel(pivot - at, count)
+            swap = tl.maximum(at, partner) * _finalise_kernel(behind) + pivot < 0
+            at = tl.where(swap, partner, at)
+            key, behind = key + GOLDEN, behind + GOLDEN
+        to = (row * steps + step) * size + column
+        tl.store(place + to, at, mask=column < size)
+        tl.store(real + to, mine, mask=column < size)
+
+
+def draw_rows(
+    count: Tensor, seed: Tensor, number: Tensor, client: Tensor, use: int, steps: int, size: int, passes: int | None
+) -> tuple[Tensor, Tensor]:
+    """As `draw`, of numbers [rows]: places and what is real, [rows, steps, size]."""
+    place = count.new_empty(len(count), steps, size)
+    real = torch.empty_like(place, dtype=torch.bool)
+    who = (each.contiguous() for each in (count, seed, number, client))
+    most = -1 if passes is None else passes
+    _draw_kernel[(len(count), steps)](
+        *who, place, real, use, steps, size, most, ROUNDS, triton.next_power_of_2(size), num_warps=1
+    )
+    return place, real
