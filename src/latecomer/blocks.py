@@ -11,12 +11,10 @@ from functools import wraps
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C import _functorch
 from torch.overrides import handle_torch_function, has_torch_function
 
-Pair = tuple[int, int]
 VECTOR = 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
 """Bytes that this CPU computes with at once. PyTorch's `log_softmax` of rows shorter than that goes number by number;
 many rows take a fifth of the time if they are columns."""
@@ -34,29 +32,6 @@ def replaceable(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args)
 
     return call
-
-
-@replaceable
-def stage(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-    """Convolution, ReLU, and max pooling over 2x2; ReLU last gives the same, on a quarter of the numbers."""
-    return F.relu(F.max_pool2d(F.conv2d(x, weight, bias, stride, padding), 2))
-
-
-@replaceable
-def dense(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A linear layer and ReLU."""
-    return F.relu(F.linear(x, weight, bias))
-
-
-@replaceable
-def norm(
-    x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, groups: int, epsilon: float, relu: bool
-) -> Tensor:
-    """GroupNorm; then what a short cut brings is added, and ReLU follows, each if asked for."""
-    x = x.contiguous()  # with channels last, it cannot be mapped on a CPU
-    out = F.group_norm(x, groups, weight, bias, epsilon)
-    out = out if other is None else out + other
-    return F.relu(out) if relu else out
 
 
 @replaceable
@@ -155,31 +130,3 @@ def shortened(norm: Tensor, limit: Number) -> Tensor:
     """The same, by the norm."""
     factor = ((norm + 1e-6).reciprocal() * limit).clamp(max=1.0)
     return torch.where(limit > 0, factor, 1.0) if isinstance(limit, Tensor) else factor
-
-
-class Stage(nn.Conv2d):
-    """A convolution, its ReLU, and max pooling over 2x2, as one layer."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = stage(x, self.weight, self.bias, self.stride, self.padding)
-        return out
-
-
-class Dense(nn.Linear):
-    """A linear layer and its ReLU, as one layer."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = dense(x, self.weight, self.bias)
-        return out
-
-
-class Norm(nn.GroupNorm):
-    """GroupNorm, the sum with a short cut if there is one, and ReLU if asked for, as one layer."""
-
-    def __init__(self, groups: int, channels: int, relu: bool = False) -> None:
-        super().__init__(groups, channels)
-        self.relu = relu
-
-    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
-        out: Tensor = norm(x, self.weight, self.bias, other, self.num_groups, self.eps, self.relu)
-        return out

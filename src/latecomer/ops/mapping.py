@@ -87,3 +87,10 @@ def padded_size(shape: Iterable[int]) -> int:
     for side in shape:
         total *= 1 << (side - 1).bit_length()
     return total
+
+
+def pair(value: Any) -> Any:
+    """Height and width, where one number stands for both; words ("same") stay words."""
+    if isinstance(value, str):
+        return value
+    return (value, value) if isinstance(value, int) else tuple(value)
