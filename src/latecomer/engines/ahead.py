@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from .fused import kernels
+from ..ops.mapping import HAS_TRITON
 
 
 def ahead() -> Ahead | None:
     """For this Triton, if there is one and it has what it takes."""
-    if kernels() is None:
+    if not HAS_TRITON:
         return None
     knobs, jit = importlib.import_module("triton.knobs"), importlib.import_module("triton").JITFunction
     hooks = (knobs.runtime, "jit_cache_hook"), (knobs.compilation, "listener"), (jit, "preload")
