@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from deciders import Counts, Decays, Lists, Stops
 from latecomer import Federation, make_task, methods, tree
 from latecomer.clients import Clients
 from latecomer.data.shuffle import draw, purpose
-from latecomer.engines import ahead
 from latecomer.engines.capture.replays import EAGER_CALLS
 from latecomer.engines.fused import kernels
 from latecomer.engines.reroute import rerouted
@@ -225,40 +222,6 @@ def test_runs_of_a_pack_end_where_they_would_alone() -> None:
         alone.complete()
         for path, leaf in tree.flatten(alone.states[0]).items():
             torch.testing.assert_close(tree.flatten(state)[path], leaf, atol=1e-5, rtol=1e-3, msg=path)
-
-
-def forget_kernels() -> None:
-    jit = pytest.importorskip("triton").JITFunction
-    modules = [
-        module
-        for name, module in sys.modules.items()
-        if name.startswith(("latecomer.engines.kernels.", "latecomer.ops."))
-    ]
-    for kernel in {value for module in modules for value in vars(module).values() if isinstance(value, jit)}:
-        kernel.device_caches.clear()
-
-
-def test_kernels_compiled_side_by_side_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    noted: list[str] = []
-    compiled = ahead._compile
-    monkeypatch.setattr(ahead, "_compile", lambda missing: (noted.extend(missing), compiled(missing)))
-    federation = images()
-    method = methods.get("pefll")(task=make_task(federation, LeNet), clients=6, members=5, steps=2, batch=8)
-
-    def states() -> dict[str, torch.Tensor]:
-        training = Training(method, [federation], Vector(method, [federation], CUDA), Plan(rounds=3, cohort=3))
-        for _ in training.go():
-            training.drain()
-        return tree.flatten(training.states[0])
-
-    expected = states()
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for there in (False, True):
-        forget_kernels()
-        noted.clear()
-        found = states()
-        assert bool(noted) != there, "kernels on the disk are not compiled again"
-        assert all(torch.equal(leaf, found[path]) for path, leaf in expected.items())
 
 
 FILTERS = {
