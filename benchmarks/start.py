@@ -2,8 +2,7 @@
 
     python benchmarks/start.py pefll --data cifar10 --partition classes --clients 100 --unseen 0.1 --seeds 3
 
-Takes what `latecomer run` takes. Three processes, one after the other: Triton's kernels compiled one by one, compiled
-side by side (with an empty disk both), and taken from the disk.
+Takes what `latecomer run` takes. Two processes: Triton's kernels compiled, then taken from the disk.
 """
 
 from __future__ import annotations
@@ -16,24 +15,22 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-WAYS = ("one by one", "side by side", "from the disk")
+WAYS = ("compiled", "from the disk")
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
-        for way, folder in zip(WAYS, (first, second, second), strict=True):
+    with tempfile.TemporaryDirectory() as folder:
+        for way in WAYS:
             print(f"{way}:", flush=True)
             command = [sys.executable, __file__, *sys.argv[1:]]
-            subprocess.run(command, env=os.environ | {"TRITON_CACHE_DIR": folder, "WAY": way}, check=True)
+            subprocess.run(command, env=os.environ | {"TRITON_CACHE_DIR": folder, "STUDY": "1"}, check=True)
 
 
-def study(way: str, method: str, *words: str) -> None:
+def study(method: str, *words: str) -> None:
     from latecomer.runs.experiment import Experiment  # here: what it imports is part of the start
 
     values = {name.removeprefix("--").replace("-", "_"): value for name, value in zip(*[iter(words)] * 2, strict=True)}
     training = clocked("before the first round", lambda: Experiment.parse(method, values).training())
-    if way == WAYS[0] and getattr(training.engine, "graphs", None) is not None:
-        training.engine.graphs._ahead = None
     for what in (training.advance, training.evaluate):
         for number in ("first", "second", "third"):
             clocked(f"{number} {'round' if what == training.advance else 'evaluation'}", what)
@@ -51,7 +48,7 @@ def clocked(name: str, function: Callable[[], Any]) -> Any:
 
 
 if __name__ == "__main__":
-    if "WAY" in os.environ:
-        study(os.environ["WAY"], *sys.argv[1:])
+    if "STUDY" in os.environ:
+        study(*sys.argv[1:])
     else:
         main()

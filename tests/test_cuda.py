@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,15 +13,16 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from deciders import Counts, Decays, Lists, Stops
-from latecomer import Federation, blocks, make_task, methods, tree
+from latecomer import Federation, make_task, methods, tree
 from latecomer.clients import Clients
-from latecomer.engines import ahead
 from latecomer.engines.capture.replays import EAGER_CALLS
-from latecomer.engines.reroute import WIDEST, rerouted
 from latecomer.engines.vector import Vector
 from latecomer.errors import MemoryShortage
 from latecomer.methods.fedavg import FedAvg
 from latecomer.nets.models import MODELS, LeNet
+from latecomer.ops.convolution import WIDEST
+from latecomer.ops.intercept import intercepted
+from latecomer.ops.norm import norm
 from latecomer.ops.shuffle import draw, purpose
 from latecomer.ops.sums import sum_of_rows
 from latecomer.sweep.packed import Packed
@@ -224,37 +223,6 @@ def test_runs_of_a_pack_end_where_they_would_alone() -> None:
             torch.testing.assert_close(tree.flatten(state)[path], leaf, atol=1e-5, rtol=1e-3, msg=path)
 
 
-def forget_kernels() -> None:
-    jit = pytest.importorskip("triton").JITFunction
-    ours = ("latecomer.ops.", "latecomer.engines.kernels.")
-    modules = [module for name, module in sys.modules.items() if name.startswith(ours)]
-    for kernel in {value for module in modules for value in vars(module).values() if isinstance(value, jit)}:
-        kernel.device_caches.clear()
-
-
-def test_kernels_compiled_side_by_side_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    noted: list[str] = []
-    compiled = ahead._compile
-    monkeypatch.setattr(ahead, "_compile", lambda missing: (noted.extend(missing), compiled(missing)))
-    federation = images()
-    method = methods.get("pefll")(task=make_task(federation, LeNet), clients=6, members=5, steps=2, batch=8)
-
-    def states() -> dict[str, torch.Tensor]:
-        training = Training(method, [federation], Vector(method, [federation], CUDA), Plan(rounds=3, cohort=3))
-        for _ in training.go():
-            training.drain()
-        return tree.flatten(training.states[0])
-
-    expected = states()
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for there in (False, True):
-        forget_kernels()
-        noted.clear()
-        found = states()
-        assert bool(noted) != there, "kernels on the disk are not compiled again"
-        assert all(torch.equal(leaf, found[path]) for path, leaf in expected.items())
-
-
 FILTERS = {
     "5": (5, 18, 5, 3),
     "16": (16, 18, 5, 3),
@@ -286,23 +254,25 @@ def test_mapped_convolutions_equal_torchs(
     for function in (energy, steepness):  # the slope of the second is a gradient of gradients
         slopes = vmap(grad(function, argnums=(0, 1, 2)))
         exact = slopes(x.double(), weight.double(), bias.double())
-        found = rerouted(slopes)(x, weight, bias)
-        again = rerouted(slopes)(x, weight, bias)
+        found = intercepted(slopes)(x, weight, bias)
+        again = intercepted(slopes)(x, weight, bias)
         for true, ours, more in zip(exact, found, again, strict=True):
             torch.testing.assert_close(ours.double(), true, atol=1e-5, rtol=1e-3)
             assert torch.equal(ours, more), "sums have a fixed order"
 
 
 @pytest.mark.parametrize(("channels", "groups", "side"), [(64, 8, 32), (512, 32, 4), (320, 32, 3), (24, 3, 1)])
-@pytest.mark.parametrize(("short", "relu"), [(False, False), (False, True), (True, True)])
-def test_mapped_group_norms_equal_torchs(channels: int, groups: int, side: int, short: bool, relu: bool) -> None:
+@pytest.mark.parametrize(("with_residual", "relu"), [(False, False), (False, True), (True, True)])
+def test_mapped_group_norms_equal_torchs(
+    channels: int, groups: int, side: int, with_residual: bool, relu: bool
+) -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = [(3, 2, channels, side, side), (3, channels), (3, channels), (3, 2, channels, side, side)]
     inputs = [torch.randn(*shape, generator=generator).to(CUDA) for shape in shapes]
 
-    def energy(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = blocks.norm(x, weight, bias, other if short else None, groups, 1e-5, relu)
-        return out.square().mean() + other.square().mean()
+    def energy(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        out = norm(x, weight, bias, residual if with_residual else None, groups, 1e-5, relu)
+        return out.square().mean() + residual.square().mean()
 
     def steepness(*inputs: torch.Tensor) -> torch.Tensor:
         return torch.stack([slope.sin().sum() for slope in grad(energy, argnums=(0, 1, 2, 3))(*inputs)]).sum()
@@ -310,7 +280,7 @@ def test_mapped_group_norms_equal_torchs(channels: int, groups: int, side: int, 
     for function in (energy, steepness):
         slopes = vmap(grad(function, argnums=(0, 1, 2, 3)))
         exact = slopes(*(value.double() for value in inputs))
-        found, again = (rerouted(slopes)(*inputs) for _ in range(2))
+        found, again = (slopes(*inputs) for _ in range(2))
         for true, ours, more in zip(exact, found, again, strict=True):
             torch.testing.assert_close(ours.double(), true, atol=1e-5, rtol=1e-3)
             assert torch.equal(ours, more), "sums have a fixed order"

@@ -15,16 +15,17 @@ from latecomer.errors import MissingExtra, SettingError
 from latecomer.nets import neighbours
 from latecomer.nets.neighbours import Datastore
 from latecomer.nets.prototypes import ProtoNN, clusters, signs
+from latecomer.ops import search
 
 COUNTS, SIGMAS = (1, 5, 10), (0.1, 1.0, 100.0)
 
 
-def random_store(examples: int, features: int, dtype: torch.dtype, search: Any = "torch") -> tuple[Datastore, Tensor]:
+def random_store(examples: int, features: int, dtype: torch.dtype, how: Any = "torch") -> tuple[Datastore, Tensor]:
     generator = torch.Generator().manual_seed(examples)
     keys = torch.randn(examples, features, generator=generator, dtype=dtype)
     labels = torch.randint(4, (examples,), generator=generator)
     known = torch.rand(examples, generator=generator) < 0.7
-    return Datastore(keys, labels, known, 4, search), torch.randn(50, features, generator=generator, dtype=dtype)
+    return Datastore(keys, labels, known, 4, how), torch.randn(50, features, generator=generator, dtype=dtype)
 
 
 # FAISS
@@ -39,9 +40,9 @@ def test_faiss_finds_the_same_neighbours_and_votes(examples: int, dtype: torch.d
     assert (
         store.votes(queries, COUNTS, SIGMAS, kernel) - other.votes(queries, COUNTS, SIGMAS, kernel)
     ).abs().max() < 1e-5
-    distance, _ = store._distances(queries, 10)
-    some, _ = other._distances(queries, 10)
-    places = neighbours.near(store.keys, store.known, queries, 10 + neighbours.SLACK)
+    distance, _ = search.distances(queries, store.keys, store.known, 10, store.search)
+    some, _ = search.distances(queries, other.keys, other.known, 10, other.search)
+    places = search.near(store.keys, store.known, queries, 10 + search.SLACK)
     assert torch.equal(distance.gather(1, places), some), "both see the same numbers, to the bit"
     chosen = torch.zeros_like(distance, dtype=torch.bool).scatter(1, places, neighbours.nearest(some, 10))
     assert torch.equal(chosen, neighbours.nearest(distance, 10) & distance.isfinite())
@@ -53,8 +54,8 @@ def test_faiss_breaks_ties_as_torch_does() -> None:
     keys = torch.randint(3, (400, 3), generator=generator).float()
     queries = torch.randint(3, (40, 3), generator=generator).float()
     labels, known = torch.randint(4, (400,), generator=generator), torch.ones(400, dtype=torch.bool)
-    one, other = (Datastore(keys, labels, known, 4, search) for search in ("torch", "faiss"))
-    assert (keys[:, None] == keys).all(-1).sum(1).max() <= neighbours.SLACK, "there is room for all equals"
+    one, other = (Datastore(keys, labels, known, 4, how) for how in ("torch", "faiss"))
+    assert (keys[:, None] == keys).all(-1).sum(1).max() <= search.SLACK, "there is room for all equals"
     assert torch.equal(one.votes(queries, (1, 4), (1.0,)), other.votes(queries, (1, 4), (1.0,)))
 
 
@@ -66,14 +67,18 @@ def test_faiss_with_nobody_to_find() -> None:
 
 def test_auto_takes_faiss_where_it_can_and_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     store, queries = random_store(30, 4, torch.float32, "auto")
-    assert not store._by_faiss(queries)
-    monkeypatch.setattr(neighbours, "LARGE", 20)
-    assert store._by_faiss(queries)
+
+    def by_faiss(queries: Tensor) -> bool:
+        return search.by_faiss(queries, store.keys, store.known, store.search)
+
+    assert not by_faiss(queries)
+    monkeypatch.setattr(search, "LARGE", 20)
+    assert by_faiss(queries)
     inside: list[bool] = []
-    vmap(lambda some: inside.append(store._by_faiss(some)) or some)(queries[None])  # type: ignore[func-returns-value]
+    vmap(lambda some: inside.append(by_faiss(some)) or some)(queries[None])  # type: ignore[func-returns-value]
     assert inside == [False]
-    monkeypatch.setattr(neighbours, "installed", lambda: False)
-    assert not store._by_faiss(queries)
+    monkeypatch.setattr(search, "installed", lambda: False)
+    assert not by_faiss(queries)
 
 
 def test_faiss_under_vmap_is_refused() -> None:

@@ -75,6 +75,10 @@ class Engine(Protocol):
 
     device: torch.device
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether a step sees the tensors of one client, and not those of many that are mapped."""
+
     def exchange(self, step: str, asks: Sequence[Ask]) -> None: ...
 
     def memories(self, run: int) -> Tree:

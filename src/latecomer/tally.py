@@ -43,6 +43,10 @@ class Tally:
         self.engine, self.device, self.methods, self.federations = engine, engine.device, methods, federations
         self.released = [Released.nothing(len(federation), self.device) for federation in federations]
 
+    @property
+    def one_by_one(self) -> bool:
+        return self.engine.one_by_one
+
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
         releases = [self.methods[ask.run].release(step) for ask in asks]
         counted = [ask if one is None else self._count(step, ask, one) for ask, one in zip(asks, releases, strict=True)]

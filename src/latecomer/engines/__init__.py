@@ -98,8 +98,5 @@ def waking(device: str) -> Iterator[None]:
 
 
 def _wake(device: torch.device) -> None:
-    from .fused import kernels
-
-    kernels()
     some = torch.ones(2, 2, device=device)
     vmap(grad(lambda row: (row @ some).square().sum()))(some)

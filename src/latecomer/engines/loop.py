@@ -29,6 +29,8 @@ class Loop(Shelf):
     other. A client that is left over gets all threads. Networks that are smaller still take turns.
     """
 
+    one_by_one = True
+
     def __init__(self, method: Method, federations: Sequence[Federation], device: torch.device | str = "cpu") -> None:
         self.method = method
         self.device = torch.device(device)

@@ -15,13 +15,13 @@ from ..clients import Ask, Cohort, Whole
 from ..data.federation import Federation
 from ..errors import MemoryShortage
 from ..method import Method
+from ..ops.intercept import intercepted
 from ..tree import Tree
 from .capture.graphs import Graphs
 from .capture.replays import Replays
 from .capture.tapes import Tapes
 from .home import CLIENT, WEIGHT, Homes, PackedHome
 from .memory import Shelf
-from .reroute import rerouted
 from .room import COPIES, MUCH, activation_bytes, budget, message_bytes, padding
 
 Mapped = Callable[..., tuple[Tree, Tree]]
@@ -30,6 +30,8 @@ UNROLLED = 8  # chunks in the replay of a whole round, one after the other; more
 
 class Vector(Shelf):
     """The default engine. `chunk` is the number of clients at once; 0 chooses it by the memory there is."""
+
+    one_by_one = False
 
     def __init__(
         self,
@@ -161,7 +163,7 @@ class Vector(Shelf):
             return work(home, **shared, **each), home.memory
 
         rows: Mapped = vmap(one, in_dims=(0, 0, 0, None, 0), randomness="error")
-        return rows if self.device.type == "cpu" else rerouted(rows)
+        return rows if self.device.type == "cpu" else intercepted(rows)
 
     def _nested(self, step: str) -> Mapped:
         """Over asks, then over the clients of each: what an ask's clients share is not copied for every client."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops.planes import labelled_conv_relu_pool
 from ..task import Batch, one_hot
 from ..tree import Tree
 from .models import MLP, LeNet
@@ -16,19 +16,8 @@ class LabelledLeNet(LeNet):
     """A LeNet on the image, with the label, one-hot, as planes behind its channels."""
 
     def forward(self, x: Tensor, label: Tensor) -> Tensor:  # type: ignore[override]
-        if x.is_cuda:  # where kernels read channels side by side, and planes cost little
-            planes = label[..., None, None].expand(-1, -1, *x.shape[2:])
-            return self.after_first(self.conv1(torch.cat([x, planes], 1)))
-        padding = self.conv1.padding
-        assert isinstance(padding, tuple)
-        of_image, of_planes = self.conv1.weight.split([x.shape[1], label.shape[1]], 1)
-        image = F.conv2d(x, of_image, self.conv1.bias, padding=padding)
-        ones = torch.ones(1, 1, *x.shape[2:], dtype=x.dtype, device=x.device)  # made of x, each client had its own
-        windows = F.unfold(ones, self.conv1.kernel_size, padding=padding)[0]  # [taps, places]
-        plane = windows.t() @ of_planes.flatten(2).permute(1, 2, 0)  # what a plane adds, for every class
-        by_class = plane.flatten(1)  # with channels last, as pooling on a CPU is slow without
-        added = (label.to(by_class.dtype) @ by_class).unflatten(1, (*image.shape[2:], -1)).movedim(-1, 1)
-        return self.after_first(F.relu(F.max_pool2d(added + image, 2)))  # in the order of the first: channels last
+        first = self.conv1
+        return self.after_first(labelled_conv_relu_pool(x, label, first.weight, first.bias, first.padding))
 
 
 class LabelledMLP(MLP):

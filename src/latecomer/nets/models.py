@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ..blocks import Dense, Stage
 from ..errors import SettingError, UnknownName
+from ..ops.convolution import ConvReLUPool
+from ..ops.linear import LinearReLU
 from .recurrent import LSTM
 from .residual import MobileNet, ResNet18, normalise
 from .shape import image as _image
@@ -27,12 +28,12 @@ class LeNet(nn.Module):
         super().__init__()
         channels, *sides = _image(shape, "lenet")
         padding = 2 if min(sides) < 16 else 0  # without padding, a 5x5 filter twice eats images this small
-        self.conv1 = Stage(channels, width, 5, padding=padding)
-        self.conv2 = Stage(width, 2 * width, 5, padding=padding)
+        self.conv1 = ConvReLUPool(channels, width, 5, padding=padding)
+        self.conv2 = ConvReLUPool(width, 2 * width, 5, padding=padding)
         shrink = 4 - 2 * padding
         rows, columns = (((side - shrink) // 2 - shrink) // 2 for side in sides)
-        self.fc1 = Dense(2 * width * rows * columns, 120)
-        self.fc2 = Dense(120, 84)
+        self.fc1 = LinearReLU(2 * width * rows * columns, 120)
+        self.fc2 = LinearReLU(120, 84)
         self.fc3 = nn.Linear(84, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,10 +53,10 @@ class CNN(nn.Module):
         super().__init__()
         channels, *sides = _image(shape, "cnn")
         self.layers = nn.Sequential(
-            Stage(channels, width, 5, padding=2),
-            Stage(width, 2 * width, 5, padding=2),
+            ConvReLUPool(channels, width, 5, padding=2),
+            ConvReLUPool(width, 2 * width, 5, padding=2),
             nn.Flatten(),
-            Dense(2 * width * (sides[0] // 4) * (sides[1] // 4), 512),
+            LinearReLU(2 * width * (sides[0] // 4) * (sides[1] // 4), 512),
             nn.Linear(512, outputs),
         )
 
@@ -70,10 +71,12 @@ class CNN64(nn.Module):
         super().__init__()
         channels, height, width = _image(shape, "cnn64")
         padding = 2 if min(height, width) < 16 else 0  # as in LeNet: small images would be eaten up
-        convolutions = [Stage(*sides, 5, padding=padding) for sides in ((channels, 32), (32, 64))]
+        convolutions = [ConvReLUPool(*sides, 5, padding=padding) for sides in ((channels, 32), (32, 64))]
         shrink = 4 - 2 * padding
         rows, columns = (((side - shrink) // 2 - shrink) // 2 for side in (height, width))
-        self.layers = nn.Sequential(*convolutions, nn.Flatten(), Dense(64 * rows * columns, 64), nn.Linear(64, outputs))
+        self.layers = nn.Sequential(
+            *convolutions, nn.Flatten(), LinearReLU(64 * rows * columns, 64), nn.Linear(64, outputs)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)  # type: ignore[no-any-return]
@@ -92,7 +95,7 @@ class Conv4(nn.Module):
                 blocks.append(nn.MaxPool2d(2))
                 sides = [side // 2 for side in sides]
         self.blocks = nn.Sequential(*blocks, nn.Flatten())
-        self.hidden = Dense(64 * sides[0] * sides[1], 120)
+        self.hidden = LinearReLU(64 * sides[0] * sides[1], 120)
         self.head = nn.Linear(120, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,7 +112,7 @@ class MLP(nn.Module):
         inputs = 1
         for side in shape:
             inputs *= side
-        self.hidden = Dense(inputs, width)
+        self.hidden = LinearReLU(inputs, width)
         self.head = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,23 +9,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..clients import Engine
-from ..errors import SettingError, need
+from ..ops.search import Search, distances
 from ..ops.shuffle import shuffled
 from ..task import Batch, one_hot
-from .search import installed, near
 
 Rule = Literal["all", "fifo", "concatenate", "fixed"]
 Kernel = Literal["distance", "squared"]
-Search = Literal["auto", "torch", "faiss"]
-
-LARGE = 5000  # examples from which on FAISS pays on a CPU: benchmarks/neighbours.py
-SLACK = 32  # FAISS is asked for so many more than vote, so that its rounding and its own order of equals decide nothing
 
 
 @dataclass(frozen=True)
 class Datastore:
-    """Features of examples and their labels. Exact search in tensor arithmetic, so that it maps over clients."""
+    """Features of examples and their labels."""
 
     keys: Tensor  # [examples, features]
     labels: Tensor  # [examples]
@@ -42,11 +36,11 @@ class Datastore:
         equally near ones those stored first vote. With fewer examples than `count`, all vote. Exponents are relative to
         the nearest, which changes no share and keeps far-away queries from losing all their voters to rounding.
         """
-        distance, labels = self._distances(queries, max(counts))
+        distance, places = distances(queries, self.keys, self.known, max(counts), self.search)
         exponent = distance if kernel == "distance" else distance.square() / self.keys.shape[1]
         least = exponent.amin(1, keepdim=True)
         exponent = exponent - torch.where(least.isinf(), 0.0, least)
-        ballots = one_hot(labels, self.classes).to(queries.dtype)
+        ballots = one_hot(self.labels[places], self.classes).to(queries.dtype)
         shares = []
         for count in counts:
             voters = nearest(distance, count)
@@ -62,41 +56,6 @@ class Datastore:
             torch.cat([getattr(one, name) for one in (self, other)]) for name in ("keys", "labels", "known")
         )
         return Datastore(keys, labels, known, self.classes, self.search)
-
-    def _distances(self, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """From every query to all examples, or to those that can be among the nearest; and their labels.
-
-        By differences, not by products: so equal examples are equally far, and both searches see the same numbers.
-        """
-        if not self._by_faiss(queries):
-            return torch.where(self.known, _gaps(queries, self.keys), torch.inf), self.labels
-        places = near(self.keys, self.known, queries, count + SLACK)
-        return _gaps(queries[:, None], self.keys[places])[:, 0], self.labels[places]
-
-    def _by_faiss(self, queries: Tensor) -> bool:
-        if self.search == "torch" or (self.search == "auto" and len(self.keys) < LARGE):
-            return False
-        from ..engines.reroute import mapped  # here: engines know methods, which know datastores
-
-        plain = not any(map(mapped, (self.keys, self.known, queries))) and self.keys.device.type == "cpu"
-        if self.search == "faiss" and not plain:
-            raise SettingError(REFUSAL)
-        return plain and (self.search == "faiss" or installed()) and bool(self.known.any())
-
-
-REFUSAL = (
-    "--search faiss searches for one client at a time on a CPU; use --engine loop with --device cpu, or --search auto."
-)
-
-
-def check_search(search: Search, engine: Engine) -> None:
-    """FAISS knows neither `vmap` nor, in the package for processors, a GPU: better said before training than after."""
-    from ..engines.vector import Vector
-
-    if search == "faiss" and (isinstance(engine, Vector) or engine.device.type != "cpu"):
-        raise SettingError(REFUSAL)
-    if search == "faiss":
-        need("faiss", "knn")
 
 
 def lowered(counts: Sequence[int], sizes: Tensor) -> list[str]:
@@ -158,7 +117,3 @@ def held(rule: Rule, place: Tensor, first: Tensor, now: Tensor, most: Tensor) ->
     if rule == "fifo":
         return (place < now) & (place >= now - size)
     return place < (size if rule == "fixed" else torch.minimum(now, most))
-
-
-def _gaps(queries: Tensor, keys: Tensor) -> Tensor:
-    return torch.cdist(queries, keys, compute_mode="donot_use_mm_for_euclid_dist")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..blocks import Norm
 from ..errors import ModelError
+from ..ops.norm import mend_group_norms
 from ..tree import Tree
 
 
@@ -27,10 +27,7 @@ class Net:
         with torch.device("meta"):  # eagerly: drawing initial weights inside a client step fails under vmap
             self.skeleton = build()
         self.skeleton.requires_grad_(False)
-        for layer in self.skeleton.modules():
-            if isinstance(layer, nn.GroupNorm) and not isinstance(layer, Norm):
-                # on a CPU, torch's own cannot map over images with channels last
-                layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(),))
+        mend_group_norms(self.skeleton)
         self.shapes = {name: weight.shape for name, weight in self.skeleton.named_parameters()}
         self.size = sum(shape.numel() for shape in self.shapes.values())
         self._constants: dict[torch.device, dict[str, Tensor]] = {torch.device("cpu"): self._draw_buffers()}

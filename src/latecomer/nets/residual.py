@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ..blocks import Norm
+from ..ops.norm import Norm
 from .shape import image
 
 SMALL = 64  # pixels; below, the first layers do not shrink the image
@@ -52,7 +52,7 @@ class ResNet18(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions beside a short cut."""
+    """Two 3x3 convolutions, and what they are added to: the input, or a projection of it."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class MobileNet(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Widen, convolve every channel by itself, narrow; beside it a short cut where the shapes allow one."""
+    """Widen, convolve every channel by itself, narrow; the input is added where the shapes allow it."""
 
     def __init__(self, before: int, after: int, expansion: int, stride: int) -> None:
         super().__init__()

@@ -100,3 +100,10 @@ def untransformed() -> bool:
     The loop engine runs its steps without gradients. Where they are on, somebody may want ours to have gradients too.
     """
     return not torch.is_grad_enabled() and not transformed()
+
+
+def pair(value: Any) -> Any:
+    """Height and width, where one number stands for both; words ("same") stay words."""
+    if isinstance(value, str):
+        return value
+    return (value, value) if isinstance(value, int) else tuple(value)

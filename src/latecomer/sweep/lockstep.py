@@ -82,6 +82,10 @@ class _Worker:
                 self.error = error
             self._paused.release()
 
+    @property
+    def one_by_one(self) -> bool:
+        return self.engine.one_by_one
+
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
         self.waiting = step, asks
         self._paused.release()

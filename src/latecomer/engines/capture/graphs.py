@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ...clients import Unsteady
-from ..ahead import ahead
 from .replays import Replays
 from .steady import Steadily
 
@@ -25,14 +24,10 @@ CLOSE = 1e-4  # share of a tensor's largest number by which a replay may differ 
 class Graphs(Replays):
     """Replays graphs."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._ahead = ahead()
-
     def _first(self, function: Callable[..., Any], inputs: tuple[Any, ...], mapped: bool) -> tuple[bool, Any]:
         """It warms up the libraries, and all kernels are compiled. It also shows whether the host is told anything."""
         with nullcontext() if mapped else Steadily():
-            return super()._first(function, inputs, mapped) if self._ahead is None else self._ahead(function, inputs)
+            return super()._first(function, inputs, mapped)
 
     def _capture(
         self, function: Callable[..., Any], leaves: list[Tensor], shape: TreeSpec, lasting: bool

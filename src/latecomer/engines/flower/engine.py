@@ -44,6 +44,8 @@ class Flower:
     of each split the homes of the clients have room for, where it is known: some steps answer one row an example.
     """
 
+    one_by_one = True
+
     def __init__(
         self, method: Method, grid: Grid, *, timeout: float = 600.0, largest: Mapping[str, int] | None = None
     ) -> None:
