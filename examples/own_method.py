@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from latecomer import Method, Sending, asked_in, federate, made, make_task, setting, train, tree
+from latecomer import Method, Sending, asked_in, federate, make_task, rounds, setting, train
 from latecomer.learn import SGD
 from latecomer.nets.models import MLP
 
@@ -18,10 +18,10 @@ from latecomer.nets.models import MLP
 @dataclass(frozen=True, kw_only=True)
 class TunedFedAvg(Method):
     lr: float = setting(0.1, "local learning rate", above=0)
-    local: SGD = made()
 
-    def build(self):
-        self.set(local=SGD(self.lr))
+    @property
+    def local(self):
+        return SGD(self.lr)
 
     # on the client
 
@@ -39,7 +39,7 @@ class TunedFedAvg(Method):
         return {"params": self.task.model.fresh(generator)}
 
     def round(self, state, clients):
-        return {"params": tree.add(state["params"], clients.mean(self.fit, shared=state, by="examples"))}
+        return rounds.average(self.fit, state, clients, by="examples")
 
     def personalise(self, state, clients):
         return Sending(shared=state)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import toys
 from latecomer import methods, train, tree
@@ -19,7 +18,8 @@ from latecomer.engines import auto
 from latecomer.engines.vector import Vector
 from latecomer.errors import DataError, LatecomerError, MemoryShortage, SettingError, UnknownName
 from latecomer.evaluate import Scores, evaluate
-from latecomer.method import AveragesOneModel, Method, TrainsByPasses
+from latecomer.method import Method
+from latecomer.methods.fedavg import FedAvg
 from latecomer.settings import convert, setting, settings_of
 from latecomer.sweep import together
 from latecomer.sweep.lockstep import Lockstep
@@ -119,7 +119,7 @@ def test_settings_do_make_a_difference() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Careful(AveragesOneModel, TrainsByPasses):
+class Careful(FedAvg):
     """Decides by one number, calculates with another, and may fail."""
 
     shrink: float = setting(0.0, "what is taken from every change")
@@ -130,9 +130,6 @@ class Careful(AveragesOneModel, TrainsByPasses):
         if self.fail:
             raise ValueError("the client is tired")
         return tree.scale(change, 1 - self.shrink) if self.shrink else change
-
-    def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
-        return self.task.logits(params, x)
 
 
 Double = toys.doubled(Careful)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import train, tree
+    from . import rounds, train, tree
     from .clients import Clients, Sending
     from .data import Federation, federate
     from .engines import make as make_engine
@@ -41,6 +41,7 @@ _WHERE = {
     "made": "method",
     "make_engine": "engines:make",
     "make_task": "runs.experiment",
+    "rounds": "rounds:",
     "setting": "settings",
     "train": "train:",
     "tree": "tree:",
@@ -64,6 +65,7 @@ __all__ = [
     "made",
     "make_engine",
     "make_task",
+    "rounds",
     "setting",
     "train",
     "tree",

@@ -1,4 +1,14 @@
-"""Method: what server and clients know before the first message. Settings and network shapes, never weights."""
+"""Method: what server and clients know before the first message. Settings and network shapes, never weights.
+
+A method is one file in `methods/`, and one class in it:
+
+- its settings, fields made by `setting(...)`; a mixin from below brings those that many methods have, and nothing else;
+- `build`, where it needs networks: fields declared by `made()`, set from the settings;
+- on the client: its steps, each declared by `@asked_in(...)`, `predict`, and `memory` where a client keeps something;
+- on the server: `init`, `round` and `personalise`. What several of them do is a function in `rounds.py`.
+
+All names that stand in their signatures can be imported from here.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +18,50 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from . import learn, tree
+from . import learn
 from .clients import Clients, Engine, Sending
 from .errors import SettingError
 from .nets.net import Net
 from .nets.subspace import Kind, Subspace
 from .privacy import Release
-from .replies import By
 from .schedule import Course, Schedule
 from .settings import check_ranges, flag, setting
-from .steps import asked_in as asked_in  # methods import it from here
-from .task import Batches, Home, Task
+from .steps import asked_in
+from .task import Batch, Batches, Home, Task
 from .tree import Tree
 
 if TYPE_CHECKING:
     from .data.federation import Federation
 
+__all__ = [
+    "Batch",
+    "Batches",
+    "Clients",
+    "Generator",
+    "Home",
+    "InSubspace",
+    "Method",
+    "Sending",
+    "Task",
+    "Tensor",
+    "TrainsByPasses",
+    "TrainsBySGD",
+    "TrainsBySteps",
+    "Tree",
+    "asked_in",
+    "made",
+    "setting",
+]
+
 
 def made() -> Any:
-    """A field that `Method.build` sets from the others."""
+    """A field that `Method.build` sets from the others.
+
+    For networks, and what is costly to make. What a client step uses of plain numbers, an optimiser say, is a property:
+    then a copy of a method with another number needs no building.
+    """
     return field(init=False, repr=False, compare=False)
 
 
@@ -57,10 +90,12 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.lr_schedule != "constant" and not self.rounds:
+            raise SettingError(f"A {self.lr_schedule} schedule has to know the rounds of training: give rounds=.")
         self.build()
 
     def build(self) -> None:
-        """Make what follows from the settings: networks and optimisers, as fields declared by `made()`."""
+        """Make networks from the settings, as fields declared by `made()`, and refuse settings that do not agree."""
 
     def set(self, **parts: Any) -> None:
         for name, part in parts.items():
@@ -69,8 +104,6 @@ class Method(ABC):
     @property
     def schedule(self) -> Schedule:
         """For the optimisers of training, on clients and on the server."""
-        if self.lr_schedule != "constant" and not self.rounds:
-            raise SettingError(f"A {self.lr_schedule} schedule has to know the rounds of training: give rounds=.")
         return Schedule(self.lr_schedule, self.rounds)
 
     def settle(self, device: torch.device) -> None:
@@ -80,12 +113,12 @@ class Method(ABC):
                 part.frame  # noqa: B018  (made on first use)
                 part.constants(torch.empty(0, device=device).device)  # with its number: "cuda" alone names no place
 
-    def memory(self, generator: torch.Generator) -> Tree:
+    def memory(self, generator: Generator) -> Tree:
         """What a client keeps before its first round; the same for all clients."""
         return {}
 
     @abstractmethod
-    def init(self, generator: torch.Generator) -> Tree:
+    def init(self, generator: Generator) -> Tree:
         """The server's state before the first round."""
 
     @abstractmethod
@@ -157,10 +190,9 @@ class TrainsBySGD(Method):
     weight_decay: float = setting(0.0, "local weight decay", low=0)
     clip: float = setting(0.0, "largest gradient norm in local training; 0: no limit", low=0)
 
-    local: learn.SGD = made()
-
-    def build(self) -> None:
-        self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip, self.schedule))
+    @property
+    def local(self) -> learn.SGD:
+        return learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip, self.schedule)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,116 +227,7 @@ class InSubspace(TrainsByPasses):
     space: Subspace = made()
 
     def build(self) -> None:
-        super().build()
         task = self.task
         size = self.dimension or min(10_000, max(1, task.model.size // 10))
         dtype = task.dtype if task.dtype.is_floating_point else torch.float32
         self.set(space=Subspace.draw(task.model, self.subspace, size, self.subspace_seed, dtype))
-
-
-@dataclass(frozen=True, kw_only=True)
-class AveragesOneModel(Method):
-    """One common model; a round adds to it the mean of what the clients' `fit` would change, as in FedAvg."""
-
-    by: ClassVar[By] = "examples"
-    """What a client counts for in the mean."""
-
-    @asked_in("round")
-    @abstractmethod
-    def fit(self, home: Home, *, params: Tree) -> Tree:
-        """On the client: what local training adds to the common model."""
-
-    def init(self, generator: torch.Generator) -> Tree:
-        return {"params": self.task.model.fresh(generator)}
-
-    def round(self, state: Tree, clients: Clients) -> Tree:
-        update = clients.mean(self.fit, shared=state, by=self.by)
-        return {"params": tree.add(state["params"], update)}
-
-    def personalise(self, state: Tree, clients: Clients) -> Sending:
-        return Sending(shared=state)
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeepsOwnModel(Method):
-    """A client keeps a model of its own, which predicts; nobody else sees it."""
-
-    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
-        return self.task.logits(home.memory["params"], x)
-
-    def memory(self, generator: torch.Generator) -> Tree:
-        return {"params": self.task.model.fresh(generator)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeetsNewcomers(Method):
-    """A client remembers (as `met`) whether it has trained what it keeps; whoever has not is asked to, before use.
-
-    Only the client can know: its answer may have been lost after it trained. A server knows what it keeps itself.
-    """
-
-    @asked_in("personalise")
-    def introduce(self, home: Home) -> Tree:
-        return {"met": home.memory["met"]}
-
-    @asked_in("personalise")
-    @abstractmethod
-    def arrive(self, home: Home, *args: Any, **state: Any) -> Tree:
-        """On the client: train what is missing, keep it, and say nothing. The message is the server's state."""
-
-    def keep(self, home: Home, trained: Tree) -> None:
-        """On the client: remember what was trained, and that it was."""
-        home.memory = {**trained, "met": torch.ones_like(home.memory["met"])}
-
-    def memory(self, generator: torch.Generator) -> Tree:
-        return super().memory(generator) | {"met": torch.zeros(())}
-
-    def receive(self, state: Tree, clients: Clients) -> None:
-        """Let latecomers, and members that were never drawn, `arrive`."""
-        met = clients.run(self.introduce).each["met"]
-        strangers = clients.only(met.cpu() == 0)
-        if len(strangers):
-            strangers.run(self.arrive, shared=state)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharesBody(MeetsNewcomers, TrainsBySGD):
-    """The body of the model is common, and its changes are averaged; the head, its last layer, stays at the client."""
-
-    by: ClassVar[By] = "examples"
-    """What a client counts for in the mean."""
-
-    @asked_in("round")
-    @abstractmethod
-    def fit(self, home: Home, *, body: Tree) -> Tree:
-        """On the client: train the head and keep it; what training adds to the body."""
-
-    @asked_in("personalise")
-    @abstractmethod
-    def arrive(self, home: Home, *, body: Tree) -> Tree:
-        """On the client: train a first head and keep it."""
-
-    def fit_head(self, home: Home, body: Tree, batches: Batches) -> Tree:
-        """On the client: train the head while the body stays as it is, and keep it."""
-        head = self.local.at(home.round)(
-            lambda head, batch: self.task.loss(body | head, batch), home.memory["head"], batches
-        )
-        self.keep(home, {"head": head})
-        return head
-
-    def predict(self, home: Home, x: Tensor, *, body: Tree) -> Tensor:  # type: ignore[override]
-        return self.task.logits(body | home.memory["head"], x)
-
-    def memory(self, generator: torch.Generator) -> Tree:
-        return {"head": tree.pick(self.task.model.fresh(generator), self.task.head)} | super().memory(generator)
-
-    def init(self, generator: torch.Generator) -> Tree:
-        return {"body": tree.without(self.task.model.fresh(generator), self.task.head)}
-
-    def round(self, state: Tree, clients: Clients) -> Tree:
-        update = clients.mean(self.fit, shared=state, by=self.by)
-        return {"body": tree.add(state["body"], update)}
-
-    def personalise(self, state: Tree, clients: Clients) -> Sending:
-        self.receive(state, clients)
-        return Sending(shared=state)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from latecomer import methods
+import toys
+from latecomer import learn, method, methods
 from latecomer.clients import Clients, Exchange
 from latecomer.data import federate, load
 from latecomer.engines import make
 from latecomer.nets.models import MLP
 from latecomer.runs.experiment import make_task
 from latecomer.settings import Settings, settings_of
-from latecomer.steps import steps
+from latecomer.steps import MARK, phases_of, steps
 
 ROOT = Path(__file__).parents[2]
 LINE = re.compile(r"^bytes per client and round on digits with mlp: down ([\d,]+) up ([\d,]+)$", re.MULTILINE)
@@ -42,6 +44,32 @@ def test_a_method_imports_no_other(name: str) -> None:
             siblings = {node.module} if node.module else {alias.name for alias in node.names}
             assert node.level != 1 or not siblings & methods.names().keys()
             assert "methods" not in (node.module or "").split(".")
+
+
+def test_a_method_shows_its_own_algorithm(name: str) -> None:
+    kind = methods.get(name)
+    for part in ("init", "round", "personalise", "predict"):
+        assert vars(kind)[part].__module__ == kind.__module__, f"{part} is shown, not inherited"
+    for step in set(steps(kind)) - {"score"}:
+        assert phases_of(kind, step) == getattr(vars(kind)[step], MARK), f"{step} is declared in the method's own class"
+
+
+def test_a_method_inherits_settings_alone(name: str) -> None:
+    line = methods.get(name).__mro__[1:]
+    mixins = line[: line.index(method.Method)]
+    assert [kind.__module__ for kind in mixins] == [method.__name__] * len(mixins)
+    for kind in mixins:
+        functions = {key for key, part in vars(kind).items() if inspect.isfunction(part)}
+        written = {key for key in functions if not key.startswith("__")}
+        assert written <= {"build"}, f"{kind.__name__} brings settings, and at most what is made of them"
+
+
+def test_what_steps_make_of_numbers_is_not_kept(name: str) -> None:
+    """So that a copy of a method with another number needs no building."""
+    kept = vars(toys.method(name))
+    assert not [
+        key for key, part in kept.items() if isinstance(part, learn.SGD) and key != "optimiser"
+    ]  # the server's may be kept
 
 
 def test_a_method_says_in_which_room_its_code_runs(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Newcomers of FedPer and FedRep, which share what happens to them (`SharesBody`), by hand."""
+"""Newcomers of FedPer and FedRep, to whom the same happens (`rounds.welcome`), by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from twolayers import BODY, HEAD, START, close, descend, home, part, scores, tas
 
 from latecomer.clients import Clients
 from latecomer.engines import make
-from latecomer.method import SharesBody
 from latecomer.methods.fedper import FedPer
 from latecomer.methods.fedrep import FedRep
 from toys import doubled
@@ -23,10 +22,10 @@ PASSES = 4
 
 
 @pytest.fixture(params=[(FedPer, "head_epochs"), (FedRep, "novel_epochs")], ids=["fedper", "fedrep"])
-def method(request: pytest.FixtureRequest) -> SharesBody:
+def method(request: pytest.FixtureRequest) -> FedPer | FedRep:
     kind, passes = request.param
     settings: dict[str, Any] = {"lr": 0.5, "momentum": 0.0, "batch": 2, passes: PASSES}
-    made: SharesBody = doubled(kind)(task=task(), clients=3, members=2, **settings)
+    made: FedPer | FedRep = doubled(kind)(task=task(), clients=3, members=2, **settings)
     return made
 
 
@@ -35,7 +34,7 @@ def state() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("engine", ["vector", "loop", "flower"])
-def test_they_are_asked_to_train_a_head(method: SharesBody, engine: str) -> None:
+def test_they_are_asked_to_train_a_head(method: FedPer | FedRep, engine: str) -> None:
     """Client 2 is a latecomer, client 1 was never drawn: client 0 has a head already."""
     made = make(engine, method, [FEDERATION], "cpu")
     after = method.round(state(), Clients(made, torch.tensor([0]), 0))
@@ -48,7 +47,7 @@ def test_they_are_asked_to_train_a_head(method: SharesBody, engine: str) -> None
     assert made.memories(0)["ids"].tolist() == [0], "an evaluation leaves no trace"
 
 
-def test_who_has_arrived_is_not_asked_again(method: SharesBody) -> None:
+def test_who_has_arrived_is_not_asked_again(method: FedPer | FedRep) -> None:
     made = make("vector", method, [FEDERATION], "cpu")
     for asked in ([("introduce", 3), ("arrive", 3)], [("introduce", 3)]):
         ledger: list = []
@@ -56,7 +55,7 @@ def test_who_has_arrived_is_not_asked_again(method: SharesBody) -> None:
         assert [(exchange.step, int(exchange.asked)) for exchange in ledger] == asked
 
 
-def test_a_newcomer_trains_its_head_and_leaves_the_body(method: SharesBody) -> None:
+def test_a_newcomer_trains_its_head_and_leaves_the_body(method: FedPer | FedRep) -> None:
     newcomer = home(FEDERATION, 2, MEMORY)
     assert method.arrive(newcomer, **state()) == {}
     late = descend(START, X[3:], Y[3:], PASSES, 0.5, only=HEAD)

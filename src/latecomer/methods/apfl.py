@@ -4,23 +4,16 @@ The mixture, alpha times the personal weights plus 1 - alpha times the common on
 trained for and what predicts. Personal weights and alpha never leave their client.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from .. import learn, tree
-from ..clients import Clients, Sending
-from ..method import AveragesOneModel, MeetsNewcomers, TrainsByPasses, asked_in
-from ..settings import setting
-from ..task import Batch, Home
-from ..tree import Tree
+from .. import learn, rounds, tree
+from ..method import Batch, Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class APFL(MeetsNewcomers, AveragesOneModel, TrainsByPasses):
+class APFL(TrainsByPasses):
     mix: float = setting(
         0.5, "share of the personal weights in the mixture (alpha); where it begins, if adaptive", low=0, high=1
     )
@@ -44,7 +37,7 @@ class APFL(MeetsNewcomers, AveragesOneModel, TrainsByPasses):
         local = self.local.at(home.round)
         begin = [learn.Part(local, params), learn.Part(local, own)]
         common, personal = learn.jointly(loss, begin, home.epochs(self.epochs, self.batch))
-        self.keep(home, {"params": personal.params, "mix": share})
+        rounds.keep(home, params=personal.params, mix=share)
         return tree.sub(common.params, params)
 
     @asked_in("personalise")
@@ -55,8 +48,10 @@ class APFL(MeetsNewcomers, AveragesOneModel, TrainsByPasses):
             return self.task.loss(mixture(own, params, share), batch)
 
         own = self.local.at(home.round)(loss, params, home.epochs(self.arrive_epochs, self.batch, "arrive"))
-        self.keep(home, {"params": own, "mix": share})
+        rounds.keep(home, params=own, mix=share)
         return {}
+
+    introduce = asked_in("personalise")(rounds.introduce)
 
     def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
         return self.task.logits(mixture(home.memory["params"], params, home.memory["mix"]), x)
@@ -68,17 +63,20 @@ class APFL(MeetsNewcomers, AveragesOneModel, TrainsByPasses):
         better: Tensor = (share - lr * slope).clamp(0, 1)
         return better
 
-    def memory(self, generator: torch.Generator) -> Tree:
-        own = {"params": self.task.model.fresh(generator), "mix": torch.tensor(self.mix)}
-        return own | super().memory(generator)
+    def memory(self, generator: Generator) -> Tree:
+        params = self.task.model.fresh(generator)
+        return {"params": params, "mix": torch.tensor(self.mix), "met": torch.zeros(())}
 
     # on the server
 
-    by = "clients"  # otherwise rounds are FedAvg's (AveragesOneModel)
+    def init(self, generator: Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        return rounds.average(self.fit, state, clients, by="clients")
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
-        self.receive(state, clients)
-        return Sending(shared=state)
+        return rounds.welcome(self.introduce, self.arrive, state, clients, then=Sending(shared=state))
 
 
 def mixture(own: Tree, common: Tree, share: Tensor) -> Tree:

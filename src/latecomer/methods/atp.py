@@ -4,24 +4,18 @@ Bao, Wei, Wang, He, NeurIPS 2023. To adapt is to step down the entropy of one's 
 how far each tensor should go (or back: rates may be negative). A latecomer needs no labels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from .. import learn, tree
-from ..clients import Clients, Sending
-from ..method import AveragesOneModel, KeepsOwnModel, TrainsByPasses, asked_in
-from ..settings import setting
-from ..task import Batch, Home
-from ..tree import Tree
+from .. import learn, rounds, tree
+from ..method import Batch, Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class ATP(KeepsOwnModel, AveragesOneModel, TrainsByPasses):
+class ATP(TrainsByPasses):
     warmup: int = setting(
         200, "first rounds of plain FedAvg; then the model is left alone and rates are learned", low=0
     )
@@ -63,17 +57,21 @@ class ATP(KeepsOwnModel, AveragesOneModel, TrainsByPasses):
         home.memory = {"params": moved(params, rates, direction)}
         return {}
 
+    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.task.logits(home.memory["params"], x)
+
+    def memory(self, generator: Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
+
     # on the server
 
-    by = "examples"  # in the warm-up, rounds are FedAvg's (AveragesOneModel)
-
-    def init(self, generator: torch.Generator) -> Tree:
-        state = super().init(generator)
-        return state | {"rates": tree.map(lambda _: torch.zeros(()), state["params"])}
+    def init(self, generator: Generator) -> Tree:
+        params = self.task.model.fresh(generator)
+        return {"params": params, "rates": tree.map(lambda _: torch.zeros(()), params)}
 
     def round(self, state: Tree, clients: Clients) -> Tree:
         if clients.round < self.warmup:
-            return state | super().round({"params": state["params"]}, clients)
+            return state | rounds.average(self.fit, {"params": state["params"]}, clients, by="examples")
         learned = clients.run(self.refine, shared=state)
         teachers = (learned.weight > 0).sum().clamp(min=1)  # the mean is over those that have labels
         return state | {"rates": tree.map(lambda r, total: r + total / teachers, state["rates"], learned.sum())}

@@ -4,21 +4,15 @@ All begin in one cluster. Where a cluster as a whole stands still while single c
 by the directions in which they pull.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from sklearn.cluster import AgglomerativeClustering
-from torch import Tensor
 
 from .. import tree
-from ..clients import Clients, Sending
-from ..method import TrainsByPasses, asked_in
+from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
 from ..replies import Replies
-from ..settings import setting
-from ..task import Home, one_hot
-from ..tree import Tree
+from ..task import one_hot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +41,7 @@ class ClusteredFL(TrainsByPasses):
 
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
+    def init(self, generator: Generator) -> Tree:
         fresh = self.task.model.fresh(generator)
         return {
             "models": tree.map(lambda leaf: leaf.expand(self.clusters, *leaf.shape).clone(), fresh),

@@ -3,20 +3,16 @@
 The common model is FedAvg's and knows nothing of the personal ones. A personal model never leaves its client.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from .. import learn, tree
-from ..clients import Clients, Sending
-from ..method import AveragesOneModel, KeepsOwnModel, MeetsNewcomers, TrainsByPasses, asked_in
-from ..settings import setting
-from ..task import Home
-from ..tree import Tree
+import torch
+
+from .. import learn, rounds, tree
+from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(MeetsNewcomers, KeepsOwnModel, AveragesOneModel, TrainsByPasses):
+class Ditto(TrainsByPasses):
     lambda_prox: float = setting(1.0, "strength of the pull on a personal model to the common one (lambda)", low=0)
     personal_epochs: int = setting(1, "local passes over the data a round for the personal model", low=1)
     arrive_epochs: int = setting(20, "passes over the data of a client that has no personal model yet", low=1)
@@ -37,12 +33,23 @@ class Ditto(MeetsNewcomers, KeepsOwnModel, AveragesOneModel, TrainsByPasses):
         """Train the personal model, which begins as the common one, with its pull to the common one as it is now."""
         start = tree.where(home.memory["met"] > 0, home.memory["params"], params)
         near = learn.proximal(self.task.loss, params, self.lambda_prox)
-        self.keep(home, {"params": self.local.at(home.round)(near, start, home.epochs(passes, self.batch, "personal"))})
+        rounds.keep(home, params=self.local.at(home.round)(near, start, home.epochs(passes, self.batch, "personal")))
+
+    introduce = asked_in("personalise")(rounds.introduce)
+
+    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.task.logits(home.memory["params"], x)
+
+    def memory(self, generator: Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator), "met": torch.zeros(())}
 
     # on the server
 
-    by = "examples"  # rounds are FedAvg's (AveragesOneModel)
+    def init(self, generator: Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        return rounds.average(self.fit, state, clients, by="examples")
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
-        self.receive(state, clients)
-        return Sending()
+        return rounds.welcome(self.introduce, self.arrive, state, clients, then=Sending())

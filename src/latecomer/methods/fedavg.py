@@ -1,18 +1,13 @@
 """FedAvg: one model for all. McMahan et al., AISTATS 2017, Algorithm 1."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from ..method import AveragesOneModel, TrainsByPasses, asked_in
-from ..task import Home
-from ..tree import Tree
+from .. import rounds
+from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(AveragesOneModel, TrainsByPasses):
+class FedAvg(TrainsByPasses):
     needs_labels = False  # a latecomer takes the common model as it is
 
     # on the client
@@ -26,4 +21,11 @@ class FedAvg(AveragesOneModel, TrainsByPasses):
 
     # on the server
 
-    by = "examples"  # a round adds the mean of the changes to the common model, so weighed (AveragesOneModel)
+    def init(self, generator: Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        return rounds.average(self.fit, state, clients, by="examples")
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        return Sending(shared=state)

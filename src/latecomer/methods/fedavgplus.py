@@ -1,27 +1,15 @@
 """FedAvg+: one model for all, then every client fine-tunes it. Jiang et al., arXiv 2019, as compared with kNN-Per."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from .. import learn
-from ..clients import Clients, Sending
-from ..method import AveragesOneModel, KeepsOwnModel, TrainsByPasses, asked_in, made
-from ..settings import setting
-from ..task import Home
-from ..tree import Tree
+from .. import learn, rounds
+from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgPlus(KeepsOwnModel, AveragesOneModel, TrainsByPasses):
+class FedAvgPlus(TrainsByPasses):
     tune_epochs: int = setting(5, "passes over the data in fine-tuning", low=1)
     tune_lr: float = setting(0.01, "learning rate of fine-tuning", above=0)
-
-    tuning: learn.SGD = made()
-
-    def build(self) -> None:
-        super().build()
-        self.set(tuning=learn.SGD(self.tune_lr, self.momentum, self.weight_decay, self.clip))
 
     # on the client
 
@@ -31,13 +19,23 @@ class FedAvgPlus(KeepsOwnModel, AveragesOneModel, TrainsByPasses):
 
     @asked_in("personalise")
     def tune(self, home: Home, *, params: Tree) -> Tree:
-        tuned = self.tuning(self.task.loss, params, home.epochs(self.tune_epochs, self.batch, "tune"))
-        home.memory = {"params": tuned}
+        tuning = learn.SGD(self.tune_lr, self.momentum, self.weight_decay, self.clip)
+        home.memory = {"params": tuning(self.task.loss, params, home.epochs(self.tune_epochs, self.batch, "tune"))}
         return {}
+
+    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.task.logits(home.memory["params"], x)
+
+    def memory(self, generator: Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
 
     # on the server
 
-    by = "examples"  # rounds are FedAvg's (AveragesOneModel)
+    def init(self, generator: Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        return rounds.average(self.fit, state, clients, by="examples")
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
         clients.run(self.tune, shared=state)

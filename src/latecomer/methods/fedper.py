@@ -1,37 +1,39 @@
-"""FedPer: a common body, a personal head. Arivazhagan et al., 2019 (arXiv:1912.00818).
-
-Body and head are trained together on the client. Only the body travels; the head stays where it was trained.
-"""
-
-from __future__ import annotations
+"""FedPer: a common body, a personal head. Arivazhagan et al., 2019 (arXiv:1912.00818)."""
 
 from dataclasses import dataclass
 
-from .. import tree
-from ..method import SharesBody, TrainsByPasses, asked_in
-from ..settings import setting
-from ..task import Home
-from ..tree import Tree
+from .. import rounds, tree
+from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPer(SharesBody, TrainsByPasses):
+class FedPer(TrainsByPasses):
     head_epochs: int = setting(20, "passes over the data of a newcomer, which trains its head, body frozen", low=1)
 
     # on the client
 
     @asked_in("round")
     def fit(self, home: Home, *, body: Tree) -> Tree:
-        before = body | home.memory["head"]
-        after = self.local.at(home.round)(self.task.loss, before, home.epochs(self.epochs, self.batch))
-        self.keep(home, {"head": tree.pick(after, self.task.head)})
-        return tree.without(tree.sub(after, before), self.task.head)
+        w = self.local.at(home.round)(self.task.loss, body | home.memory["head"], home.epochs(self.epochs, self.batch))
+        rounds.keep(home, head=tree.pick(w, self.task.head))  # it stays where it was trained; only the body travels
+        return tree.sub(tree.without(w, self.task.head), body)
 
     @asked_in("personalise")
     def arrive(self, home: Home, *, body: Tree) -> Tree:
-        self.fit_head(home, body, home.epochs(self.head_epochs, self.batch))
-        return {}
+        return rounds.fit_head(self, home, body, home.epochs(self.head_epochs, self.batch))
+
+    introduce, memory = asked_in("personalise")(rounds.introduce), rounds.head_memory
+
+    def predict(self, home: Home, x: Tensor, *, body: Tree) -> Tensor:  # type: ignore[override]
+        return self.task.logits(body | home.memory["head"], x)
 
     # on the server
 
-    by = "examples"  # a round adds the mean of the changes to the common body, so weighed (SharesBody)
+    def init(self, generator: Generator) -> Tree:
+        return {"body": tree.without(self.task.model.fresh(generator), self.task.head)}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        return rounds.average(self.fit, state, clients, by="examples")
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        return rounds.welcome(self.introduce, self.arrive, state, clients, then=Sending(shared=state))

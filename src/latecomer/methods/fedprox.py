@@ -1,18 +1,11 @@
 """FedProx: FedAvg whose clients are held near the common model. Li et al., MLSys 2020, Algorithm 2."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from .. import learn, tree
-from ..clients import Clients, Sending
-from ..method import TrainsByPasses, asked_in
-from ..settings import setting
-from ..task import Home
-from ..tree import Tree
+from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
 
 STEP, PATIENCE = 0.1, 5  # the paper's: mu grows or shrinks by 0.1, and shrinks after 5 rounds of falling loss
 
@@ -37,7 +30,7 @@ class FedProx(TrainsByPasses):
 
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
+    def init(self, generator: Generator) -> Tree:
         history = {"loss": torch.zeros(()), "falls": torch.zeros(())}
         return {"params": self.task.model.fresh(generator), "mu": torch.tensor(self.mu), "history": history}
 

@@ -3,18 +3,14 @@
 Many cheap steps fit a client's own head to the common body, then a few fit the body to it. Only the body travels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from ..method import SharesBody, asked_in
-from ..settings import setting
-from ..task import Home
-from ..tree import Tree
+from .. import rounds, tree
+from ..method import Clients, Generator, Home, Sending, Tensor, TrainsBySGD, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRep(SharesBody):
+class FedRep(TrainsBySGD):
     head_epochs: int = setting(5, "local passes over the data a round that train the head, body fixed", low=1)
     body_epochs: int = setting(1, "local passes over the data a round that train the body, head fixed", low=1)
     momentum: float = setting(0.5, "local momentum, within a phase", low=0, high=0.999)
@@ -24,15 +20,26 @@ class FedRep(SharesBody):
 
     @asked_in("round")
     def fit(self, home: Home, *, body: Tree) -> Tree:
-        head = self.fit_head(home, body, home.epochs(self.head_epochs, self.batch, "head"))
-        batches = home.epochs(self.body_epochs, self.batch, "body")
+        rounds.fit_head(self, home, body, home.epochs(self.head_epochs, self.batch, "head"))
+        head, batches = home.memory["head"], home.epochs(self.body_epochs, self.batch, "body")
         return self.local.at(home.round).change(lambda body, batch: self.task.loss(body | head, batch), body, batches)
 
     @asked_in("personalise")
     def arrive(self, home: Home, *, body: Tree) -> Tree:
-        self.fit_head(home, body, home.epochs(self.novel_epochs, self.batch, "head"))
-        return {}
+        return rounds.fit_head(self, home, body, home.epochs(self.novel_epochs, self.batch, "head"))
+
+    introduce, memory = asked_in("personalise")(rounds.introduce), rounds.head_memory
+
+    def predict(self, home: Home, x: Tensor, *, body: Tree) -> Tensor:  # type: ignore[override]
+        return self.task.logits(body | home.memory["head"], x)
 
     # on the server
 
-    by = "clients"  # a round adds the mean of the changes to the common body, so weighed (SharesBody)
+    def init(self, generator: Generator) -> Tree:
+        return {"body": tree.without(self.task.model.fresh(generator), self.task.head)}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        return rounds.average(self.fit, state, clients, by="clients")
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        return rounds.welcome(self.introduce, self.arrive, state, clients, then=Sending(shared=state))

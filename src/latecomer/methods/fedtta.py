@@ -4,24 +4,17 @@ Ye, Chen, Wang, Li, Gao: "UPFL", SDM 2024. A small network judges the model's lo
 Labelled members train model and judge together, so that the step does what labels would ask for.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from .. import learn, tree
-from ..clients import Clients, Sending
-from ..method import KeepsOwnModel, asked_in, made
+from ..method import Batch, Clients, Generator, Home, Method, Sending, Tensor, Tree, asked_in, made, setting
 from ..nets.objective import LearnedLoss
-from ..settings import setting
-from ..task import Batch, Home
-from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedTTA(KeepsOwnModel):
+class FedTTA(Method):
     lr: float = setting(0.01, "learning rate of the common model", above=0)
     judge_lr: float = setting(0.01, "learning rate of the network that judges logits", above=0)
     inner_lr: float = setting(0.01, "learning rate of a client that adapts the common model", above=0)
@@ -43,15 +36,9 @@ class FedTTA(KeepsOwnModel):
     paper = {"rounds": 250, "cohort": 9}
 
     judge: LearnedLoss = made()
-    outer: learn.SGD = made()
-    judges: learn.SGD = made()
-    inner: learn.SGD = made()
 
     def build(self) -> None:
         self.set(judge=LearnedLoss(self.task.classes, self.width, self.depth))
-        self.set(outer=learn.SGD(self.lr, 0.0, self.weight_decay, self.clip, self.schedule))
-        self.set(judges=learn.SGD(self.judge_lr, self.momentum, self.weight_decay, self.clip, self.schedule))
-        self.set(inner=learn.SGD(self.inner_lr, 0.0, self.weight_decay, self.clip))
 
     # on the client
 
@@ -62,8 +49,9 @@ class FedTTA(KeepsOwnModel):
             total = self.task.loss(self.stepped(model, judge, batch), batch)  # through the steps, to both networks
             return total + self.proxy * self.gap(params, model, batch) if self.proxy else total
 
-        outer, judges = (rule.at(home.round) for rule in (self.outer, self.judges))
-        begin = [learn.Part(outer, params), learn.Part(judges, judge)]
+        outer = learn.SGD(self.lr, 0.0, self.weight_decay, self.clip, self.schedule)
+        judges = learn.SGD(self.judge_lr, self.momentum, self.weight_decay, self.clip, self.schedule)
+        begin = [learn.Part(outer.at(home.round), params), learn.Part(judges.at(home.round), judge)]
         model, judged = learn.jointly(loss, begin, home.batches(self.steps, self.batch))
         return {"params": tree.sub(model.params, params), "judge": tree.sub(judged.params, judge)}
 
@@ -84,11 +72,18 @@ class FedTTA(KeepsOwnModel):
         home.memory = {"params": kept}
         return {}
 
+    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.task.logits(home.memory["params"], x)
+
+    def memory(self, generator: Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
+
     def descended(self, home: Home, own: Tree, judge: Tree) -> Tree:
         """The model after one step down its judgement on all of the client's data."""
         batches = home.epochs(1, self.batch, "adapt")
         slope = learn.mean_gradient(lambda model, batch: self.judgement(model, judge, batch), own, batches)
-        return self.inner.step(own, slope, {}, home.all().real.any())[0]
+        inner = learn.SGD(self.inner_lr, 0.0, self.weight_decay, self.clip)
+        return inner.step(own, slope, {}, home.all().real.any())[0]
 
     def stepped(self, params: Tree, judge: Tree, batch: Batch) -> Tree:
         """The model after steps down its judgement on a batch, as a function that can be differentiated."""
@@ -108,7 +103,7 @@ class FedTTA(KeepsOwnModel):
 
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
+    def init(self, generator: Generator) -> Tree:
         return {"params": self.task.model.fresh(generator), "judge": self.judge.fresh(generator)}
 
     def round(self, state: Tree, clients: Clients) -> Tree:

@@ -4,19 +4,12 @@ The server keeps a model for every member. Clients train their own, then the ser
 towards each other, along the edges of a graph that says how alike two clients are.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from .. import tree
-from ..clients import Clients, Sending
-from ..method import TrainsByPasses, asked_in
-from ..settings import setting
-from ..task import Home
-from ..tree import Tree
+from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +38,7 @@ class FedU(TrainsByPasses):
         """How alike these clients are, each with each (a_kl). A graph that is known beforehand overrides this."""
         return torch.ones(len(ids), len(ids), device=ids.device)
 
-    def init(self, generator: torch.Generator) -> Tree:
+    def init(self, generator: Generator) -> Tree:
         fresh = self.task.model.fresh(generator)
         return {
             "models": tree.map(lambda leaf: leaf.expand(self.members, *leaf.shape).clone(), fresh),

@@ -5,25 +5,19 @@ psi = (psi_h, psi_r) is all that travels: the hypernetwork h(X) = h2(mean of h1(
 theta_0 + P v, and the place psi_r that all models are pulled to. A latecomer needs its data and psi, and no labels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import learn, optim, tree
-from ..clients import Clients, Sending
 from ..errors import UnknownName
-from ..method import InSubspace, asked_in, made
+from ..method import Batch, Clients, Generator, Home, InSubspace, Sending, Task, Tensor, Tree, asked_in, made, setting
 from ..nets.models import MODELS
 from ..nets.net import Net
 from ..nets.subspace import Subspace
-from ..settings import setting
-from ..task import Batch, Home, Task
-from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +91,7 @@ class FLowDUP(InSubspace):
 
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
+    def init(self, generator: Generator) -> Tree:
         psi: Tree = {"h1": self.h1.fresh(generator), "h2": self.h2.fresh(generator)}
         if self.learned_regulariser:
             psi["r"] = torch.zeros(self.space.size)

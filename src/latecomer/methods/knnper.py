@@ -4,32 +4,27 @@ Algorithm 1. The model is trained by FedAvg, or comes from another run (`--start
 own examples; to predict, it blends the model's probabilities with a vote of the nearest. Only the model travels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import torch
-from torch import Tensor
 
+from .. import rounds
 from ..clients import Engine
 from ..data.federation import Federation
 from ..errors import SettingError
-from ..method import AveragesOneModel, TrainsByPasses, asked_in, made
+from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
 from ..nets.neighbours import Datastore, Kernel, Rule, best, drawn, held, listed, lowered, room
 from ..nets.prototypes import ProtoNN
 from ..ops.search import Search, check_search
 from ..ops.shuffle import lot
-from ..settings import setting
-from ..task import Home
-from ..tree import Tree
 
 Vote = Callable[[Tensor], Tensor]  # from features to class shares, one layer for every k and sigma there is to try
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnnPer(AveragesOneModel, TrainsByPasses):
+class KnnPer(TrainsByPasses):
     lr: float = setting(0.03, "local learning rate", above=0)
     batch: int = setting(128, "examples a batch", low=1)
     weight_decay: float = setting(5e-4, "local weight decay", low=0)
@@ -57,14 +52,10 @@ class KnnPer(AveragesOneModel, TrainsByPasses):
 
     paper = {"rounds": 200, "cohort": 0, "lr_schedule": "step"}  # on CIFAR-10 and CIFAR-100
 
-    compress: ProtoNN = made()
-
     def build(self) -> None:
-        super().build()
         for name in ("neighbours", "sigma", "blends"):
             if not getattr(self, name):
                 raise SettingError(f"--{name} needs at least one value.")
-        self.set(compress=ProtoNN(self.prototypes, self.projection, self.prototype_steps, self.prototype_lr))
 
     # on the client
 
@@ -131,17 +122,25 @@ class KnnPer(AveragesOneModel, TrainsByPasses):
         """Equation 6, or its compressed stand-in, in which all prototypes vote."""
         if not self.prototypes:
             return lambda features: store.votes(features, self.neighbours, self.sigma, self.kernel)
-        model = self.compress.fit(store)
-        return lambda features: self.compress.vote(model, features)[None]
+        compress = ProtoNN(self.prototypes, self.projection, self.prototype_steps, self.prototype_lr)
+        model = compress.fit(store)
+        return lambda features: compress.vote(model, features)[None]
 
-    def memory(self, generator: torch.Generator) -> Tree:
+    def memory(self, generator: Generator) -> Tree:
         if self.datastore == "all":
             return {}
         return {"first": torch.tensor(self.first), "now": torch.ones(())}  # unless told otherwise, all have come
 
     # on the server
 
-    by = "examples"  # rounds are FedAvg's (AveragesOneModel); a client is sent the common model
+    def init(self, generator: Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        return rounds.average(self.fit, state, clients, by="examples")
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        return Sending(shared=state)
 
     def review(self, federations: Sequence[Federation], engine: Engine, rounds: int = 0) -> list[str]:
         check_search(self.search, engine.one_by_one, engine.device)

@@ -4,19 +4,12 @@ One model for all, theta_0 + P v. Its place v in the subspace is averaged like F
 theta_0 and P follow from a seed on both sides.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from .. import tree
-from ..clients import Clients, Sending
-from ..method import InSubspace, asked_in
-from ..settings import setting
-from ..task import Home
-from ..tree import Tree
+from ..method import Clients, Generator, Home, InSubspace, Sending, Tensor, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +34,7 @@ class LDFedAvg(InSubspace):
 
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
+    def init(self, generator: Generator) -> Tree:
         return {"v": torch.zeros(self.space.size)}  # theta_0, which the net drew like any first weights
 
     def round(self, state: Tree, clients: Clients) -> Tree:

@@ -3,19 +3,12 @@
 Local and global: after some rounds of FedAvg every client keeps a body of its own and only the head is averaged.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from .. import tree
-from ..clients import Clients, Sending
-from ..method import TrainsByPasses, asked_in
-from ..settings import setting
-from ..task import Home
-from ..tree import Tree
+from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +51,13 @@ class LGFedAvg(TrainsByPasses):
     def keep(self, home: Home, body: Tree) -> None:
         home.memory = {"body": body, "has": torch.ones_like(home.memory["has"])}
 
-    def memory(self, generator: torch.Generator) -> Tree:
+    def memory(self, generator: Generator) -> Tree:
         body = tree.without(self.task.model.fresh(generator), self.task.head)
         return {"body": body, "has": torch.zeros(())}  # has: whether this body is one that the client has trained
 
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
+    def init(self, generator: Generator) -> Tree:
         return {"params": self.task.model.fresh(generator)}
 
     def round(self, state: Tree, clients: Clients) -> Tree:

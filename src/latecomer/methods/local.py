@@ -1,20 +1,12 @@
 """Local: every client trains alone and nothing is sent. The baseline that federation has to beat."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-import torch
-
-from ..clients import Clients, Sending
-from ..method import KeepsOwnModel, TrainsBySteps, asked_in
-from ..settings import setting
-from ..task import Batches, Home
-from ..tree import Tree
+from ..method import Batches, Clients, Generator, Home, Sending, Tensor, TrainsBySteps, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local(KeepsOwnModel, TrainsBySteps):
+class Local(TrainsBySteps):
     lr: float = setting(0.01, "learning rate", above=0)
     batch: int = setting(32, "examples a batch", low=1)
     clip: float = setting(50.0, "largest gradient norm; 0: no limit", low=0)
@@ -35,9 +27,15 @@ class Local(KeepsOwnModel, TrainsBySteps):
         home.memory = {"params": params}
         return {}
 
+    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.task.logits(home.memory["params"], x)
+
+    def memory(self, generator: Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
+
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
+    def init(self, generator: Generator) -> Tree:
         return {}
 
     def round(self, state: Tree, clients: Clients) -> Tree:

@@ -3,22 +3,15 @@
 Amosy, Eyal, Chechik, WACV 2024. The encoder travels down, the descriptor back, the model down; no label is needed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
-from .. import learn, optim, privacy, tree
-from ..clients import Clients, Sending
-from ..method import TrainsByPasses, asked_in, made
+from .. import learn, optim, privacy, rounds, tree
+from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, made, setting
 from ..nets import sets
-from ..nets.hyper import Hypernetwork, fitted
-from ..settings import setting
-from ..task import Home
-from ..tree import Tree
+from ..nets.hyper import Hypernetwork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +52,6 @@ class ODPFLHN(TrainsByPasses):
     noise: float = made()
 
     def build(self) -> None:
-        super().build()
         size = self.descriptor or max(2, self.clients // 4)
         phi, psi = sets.features(self.encoder, self.task, self.width), sets.layers(self.width, size, self.after)
         describer = sets.SetEncoder(phi, psi, self.pool, self.bound)
@@ -106,7 +98,7 @@ class ODPFLHN(TrainsByPasses):
 
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
+    def init(self, generator: Generator) -> Tree:
         learned: Tree = {"hyper": self.hyper.fresh(generator), "encoder": self.describer.fresh(generator)}
         if self.training == "two-phases":
             learned["embedding"] = torch.randn(self.members, self.describer.size, generator=generator)
@@ -122,7 +114,7 @@ class ODPFLHN(TrainsByPasses):
         """End to end; and the second of two phases, in which the encoder stays as it is."""
         learned = state["learned"]
         described = clients.run(self.describe, shared={"encoder": learned["encoder"]})
-        update, pull = fitted(clients, self.fit, self.hyper.generate, learned["hyper"], described.each["v"])
+        update, pull = rounds.fitted(clients, self.fit, self.hyper.generate, learned["hyper"], described.each["v"])
         dh, dv = pull(update.each)
         gradient = {"hyper": tree.scale(dh, 1 / update.labelled)}
         if self.training == "end-to-end":
@@ -134,7 +126,7 @@ class ODPFLHN(TrainsByPasses):
         learned, rows = state["learned"], torch.searchsorted(state["ids"], clients.index)
         step, known = self.fit_and_imitate, tree.without(learned, ["encoder"])
         sent = {"shared": {"encoder": learned["encoder"]}, "each": {"embedding": learned["embedding"][rows]}}
-        update, pull = fitted(
+        update, pull = rounds.fitted(
             clients, step, lambda own: self.hyper.generate(own["hyper"], own["embedding"][rows]), known, **sent
         )
         (gradient,) = pull(update.each["params"])

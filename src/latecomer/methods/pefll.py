@@ -4,24 +4,17 @@ Scott, Zakerinia, Lampert, ICLR 2024, Algorithms 1 and 2. The embedding network 
 back, the personal model down. The hypernetwork never leaves the server, and a latecomer needs no training at all.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
-from .. import learn, optim, tree
-from ..clients import Clients, Sending
+from .. import learn, optim, rounds, tree
 from ..errors import SettingError
-from ..method import Method, asked_in, made
+from ..method import Batch, Clients, Generator, Home, Method, Sending, Tensor, Tree, asked_in, made, setting
 from ..nets.embed import ExampleAndLabel, LabelOnly
-from ..nets.hyper import Hypernetwork, fitted
+from ..nets.hyper import Hypernetwork
 from ..replies import Replies
-from ..settings import setting
-from ..task import Batch, Home
-from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +47,6 @@ class PeFLL(Method):
 
     describer: ExampleAndLabel | LabelOnly = made()
     hyper: Hypernetwork = made()
-    local: learn.SGD = made()
     optimiser: optim.Adam = made()
 
     def build(self) -> None:
@@ -70,9 +62,12 @@ class PeFLL(Method):
             size, self.task.model.shapes, self.hidden, depth, relu_before_head=self.hypernetwork == "paper"
         )
         self.set(describer=describer, hyper=hyper)
-        decay = 2 * self.lambda_theta  # the gradient of lambda_theta * |theta|^2 is weight decay
-        self.set(local=learn.SGD(self.lr, self.momentum, decay, self.clip, self.schedule))
         self.set(optimiser=optim.Adam(self.server_lr, clip=self.clip, schedule=self.schedule))
+
+    @property
+    def local(self) -> learn.SGD:
+        decay = 2 * self.lambda_theta  # the gradient of lambda_theta * |theta|^2 is weight decay
+        return learn.SGD(self.lr, self.momentum, decay, self.clip, self.schedule)
 
     # on the client
 
@@ -102,7 +97,7 @@ class PeFLL(Method):
 
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
+    def init(self, generator: Generator) -> Tree:
         learned = {"embed": self.describer.fresh(generator), "hyper": self.hyper.fresh(generator)}
         unknown = {"mean": torch.zeros(()), "std": torch.ones(()), "known": torch.zeros(())}
         return {"learned": learned, "optimiser": self.optimiser.init(learned), "standard": unknown}
@@ -111,7 +106,7 @@ class PeFLL(Method):
         embed, hyper = state["learned"]["embed"], state["learned"]["hyper"]
         described = clients.run(self.describe, shared={"embed": embed})  # lines 3 to 7
         standard = self.first_seen(state["standard"], described)
-        update, pull = fitted(
+        update, pull = rounds.fitted(
             clients, self.fit, lambda h, v: self.generate(h, v, standard), hyper, described.each["v"]
         )  # 8 to 11
         heard = update.heard.sum().clamp(min=1)

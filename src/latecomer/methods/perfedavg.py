@@ -1,20 +1,14 @@
 """Per-FedAvg: one model from which few steps lead to every client's own. Fallah et al., NeurIPS 2020."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
-from .. import learn, tree
-from ..clients import Clients, Sending
-from ..method import AveragesOneModel, KeepsOwnModel, asked_in, made
-from ..settings import setting
-from ..task import Home
-from ..tree import Tree
+from .. import learn, rounds, tree
+from ..method import Clients, Generator, Home, Method, Sending, Tensor, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerFedAvg(KeepsOwnModel, AveragesOneModel):
+class PerFedAvg(Method):
     variant: Literal["first", "hessian-free"] = setting(
         "first", "how the second derivative is dealt with: left out, or taken from a difference of gradients"
     )
@@ -25,11 +19,6 @@ class PerFedAvg(KeepsOwnModel, AveragesOneModel):
     batch: int = setting(32, "examples in each of the two or three batches of a local step", low=1)
     adapt_epochs: int = setting(1, "passes over the data of a client that adapts the common model for its use", low=1)
     adapt_steps: int = setting(0, "gradient steps instead of passes (the paper: 1); 0: passes", low=0)
-
-    inner: learn.SGD = made()
-
-    def build(self) -> None:
-        self.set(inner=learn.SGD(self.inner_lr))
 
     # on the client
 
@@ -56,12 +45,22 @@ class PerFedAvg(KeepsOwnModel, AveragesOneModel):
             batches = home.batches(self.adapt_steps, self.batch, "adapt")
         else:
             batches = home.epochs(self.adapt_epochs, self.batch, "adapt")
-        home.memory = {"params": self.inner(self.task.loss, params, batches)}
+        home.memory = {"params": learn.SGD(self.inner_lr)(self.task.loss, params, batches)}
         return {}
+
+    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.task.logits(home.memory["params"], x)
+
+    def memory(self, generator: Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
 
     # on the server
 
-    by = "clients"  # otherwise rounds are FedAvg's (AveragesOneModel)
+    def init(self, generator: Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        return rounds.average(self.fit, state, clients, by="clients")
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
         clients.run(self.adapt, shared=state)

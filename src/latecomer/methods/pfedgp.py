@@ -5,29 +5,24 @@ averaged as in FedAvg. A client's classifier is a tree of binary Gaussian proces
 weights, it is made of the client's labelled examples: a latecomer needs the network and no training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .. import learn, tree
+from .. import learn, rounds, tree
 from ..errors import ModelError
-from ..method import AveragesOneModel, TrainsBySteps, asked_in, made
+from ..method import Batch, Clients, Generator, Home, Sending, Tensor, TrainsBySteps, Tree, asked_in, made, setting
 from ..nets.gp import Kernel
 from ..nets.gptree import GPTree, Labelled
 from ..nets.net import Net
-from ..settings import setting
-from ..task import Batch, Home
-from ..tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedGP(AveragesOneModel, TrainsBySteps):
+class PFedGP(TrainsBySteps):
     lr: float = setting(5e-2, "local learning rate", above=0)
     steps: int = setting(1, "local steps a round", low=1)
     batch: int = setting(512, "at most so many examples a step; prediction takes all of a client's", low=2)
@@ -49,14 +44,10 @@ class PFedGP(AveragesOneModel, TrainsBySteps):
 
     paper = {"split": "pfedhn", "cohort": 5, "rounds": 1000}
 
-    classifier: GPTree = made()
     embed: Net = made()
     shapes: Mapping[str, torch.Size] = made()
 
     def build(self) -> None:
-        super().build()
-        kernel = Kernel(self.scale, self.length)
-        self.set(classifier=GPTree(kernel, self.task.classes, self.gibbs_steps, self.average == "log"))
         layer = self.task.model.skeleton.get_submodule(self.task.head[0].rpartition(".")[0])
         if not isinstance(layer, nn.Linear):
             raise ModelError(f"pFedGP needs a model whose last layer is linear; this one's is {type(layer).__name__}.")
@@ -64,6 +55,10 @@ class PFedGP(AveragesOneModel, TrainsBySteps):
         self.set(embed=Net(lambda: nn.Linear(width, self.embedding, bias=bias)))
         widened = {name: self.embed.shapes[name.rpartition(".")[2]] for name in self.task.head}
         self.set(shapes=self.task.model.shapes | widened)
+
+    @property
+    def classifier(self) -> GPTree:
+        return GPTree(Kernel(self.scale, self.length), self.task.classes, self.gibbs_steps, self.average == "log")
 
     # on the client
 
@@ -98,12 +93,16 @@ class PFedGP(AveragesOneModel, TrainsBySteps):
 
     # on the server
 
-    by = "clients"  # otherwise rounds are FedAvg's (AveragesOneModel)
-
-    def init(self, generator: torch.Generator) -> Tree:
+    def init(self, generator: Generator) -> Tree:
         params = self.task.model.fresh(generator)
         fresh = self.embed.fresh(generator)  # instead of the last layer, one that embeds
         return {"params": params | {name: fresh[name.rpartition(".")[2]] for name in self.task.head}}
+
+    def round(self, state: Tree, clients: Clients) -> Tree:
+        return rounds.average(self.fit, state, clients, by="clients")
+
+    def personalise(self, state: Tree, clients: Clients) -> Sending:
+        return Sending(shared=state)
 
 
 def _noise(home: Home, use: str, size: int, purpose: str) -> Tensor:

@@ -6,24 +6,16 @@ and the server moves hypernetwork and embedding along it. The hypernetwork never
 With `--budgets` (section 5.2) the hypernetwork emits models of several sizes, and a client gets the one it can afford.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor
 
-from .. import learn, tree
-from ..clients import Clients, Sending
+from .. import learn, rounds, tree
 from ..errors import SettingError
-from ..groups import Group, by_size
-from ..method import TrainsBySteps, asked_in, made
-from ..nets.hyper import Hypernetwork, fit_descriptors
-from ..settings import setting
-from ..task import Home
-from ..tree import Tree
+from ..method import Clients, Generator, Home, Sending, Tensor, TrainsBySteps, Tree, asked_in, made, setting
+from ..nets.hyper import Hypernetwork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,19 +41,16 @@ class PFedHN(TrainsBySteps):
     fixed: bool = made()
     head: tuple[str, ...] = made()
     hyper: Hypernetwork = made()
-    own: learn.SGD = made()
     optimiser: learn.SGD = made()
 
     def build(self) -> None:
-        super().build()
         fixed, head = self.representation == "class-shares", self.task.head if self.personal_head else ()
         if fixed and self.embedding not in (0, self.task.classes):
             raise SettingError(f"--embedding is {self.task.classes} with class shares, one a class; leave it out.")
         width = self.task.classes if fixed else self.embedding or 1 + self.clients // 4
         hyper = Hypernetwork(width, self.task.target(without=head), self.hidden, self.depth, self.spectral)
-        own = replace(self.local, clip=0.0)  # the personal layer is not clipped
         optimiser = learn.SGD(self.server_lr, self.server_momentum, self.server_decay, self.clip, self.schedule)
-        self.set(fixed=fixed, head=head, hyper=hyper, own=own, optimiser=optimiser)
+        self.set(fixed=fixed, head=head, hyper=hyper, optimiser=optimiser)
 
     # on the client
 
@@ -79,8 +68,9 @@ class PFedHN(TrainsBySteps):
         batches = home.batches(self.steps, self.batch)
         if not self.head:
             return self.local.at(home.round).change(self.task.loss, params, batches)
-        mine = learn.Part(self.own.at(home.round), home.memory["head"], home.memory["velocity"])
-        parts = [learn.Part(self.local.at(home.round), params), mine]
+        local = self.local.at(home.round)
+        own = replace(local, clip=0.0)  # the personal layer is not clipped
+        parts = [learn.Part(local, params), learn.Part(own, home.memory["head"], home.memory["velocity"])]
         body, mine = learn.jointly(lambda both, batch: self.task.loss(both[0] | both[1], batch), parts, batches)
         home.memory = {"head": mine.params, "velocity": mine.velocity}
         return tree.sub(body.params, params)
@@ -88,13 +78,13 @@ class PFedHN(TrainsBySteps):
     def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
         return self.task.logits(params | home.memory.get("head", {}), x)
 
-    def memory(self, generator: torch.Generator) -> Tree:
+    def memory(self, generator: Generator) -> Tree:
         head = tree.pick(self.task.model.fresh(generator), self.head)
         return {"head": head, "velocity": torch.zeros_like(tree.ravel(head))} if head else {}
 
     # on the server
 
-    def init(self, generator: torch.Generator) -> Tree:
+    def init(self, generator: Generator) -> Tree:
         learned: Tree = {"hyper": self.hyper.fresh(generator)}
         width = self.hyper.descriptor
         if not self.fixed:
@@ -113,7 +103,7 @@ class PFedHN(TrainsBySteps):
         learned, optimiser = self.optimiser.at(clients.round).step(state["learned"], gradient, state["optimiser"])
         return state | {"learned": learned, "optimiser": optimiser}
 
-    def models(self, learned: Tree, ids: Tensor, groups: list[Group]) -> Tree:
+    def models(self, learned: Tree, ids: Tensor, groups: list[rounds.Group]) -> Tree:
         known = {group.size: self.known(learned, ids, group) for group in groups}
         return {size: self.hyper.generate(learned["hyper"], v, size) for size, v in known.items()}
 
@@ -129,20 +119,20 @@ class PFedHN(TrainsBySteps):
             sendings.append(Sending(each={"params": params}, to=group.which))
         return sendings
 
-    def novel(self, state: Tree, group: Group) -> Tensor:
+    def novel(self, state: Tree, group: rounds.Group) -> Tensor:
         """Section 5.3: new embeddings are fitted over a few exchanges, while the hypernetwork stays as it is."""
         v = state["learned"]["embedding"].mean(0).repeat(len(group.clients), 1)
         if "novel" in state:
             v = state["novel"][(group.clients.index - self.members) % len(state["novel"])]
         generate = partial(self.hyper.generate, state["learned"]["hyper"], branch=group.size)
-        return fit_descriptors(group.clients.turns(self.novel_rounds), self.fit, generate, v, self.novel_lr)
+        return rounds.fit_descriptors(group.clients.turns(self.novel_rounds), self.fit, generate, v, self.novel_lr)
 
-    def meet(self, clients: Clients) -> list[Group]:
+    def meet(self, clients: Clients) -> list[rounds.Group]:
         """The cohort in groups of one size, after the clients have introduced themselves where that matters."""
         told = clients.run(self.introduce) if self.fixed or self.task.sizes else None
-        return by_size(clients, told, self.task.sizes)
+        return rounds.by_size(clients, told, self.task.sizes)
 
-    def known(self, learned: Tree, ids: Tensor, group: Group) -> Tensor:
+    def known(self, learned: Tree, ids: Tensor, group: rounds.Group) -> Tensor:
         """What describes these clients: what they told, or their rows of the table (a latecomer's is not its own)."""
         rows = torch.searchsorted(ids, group.clients.index).clamp(max=len(ids) - 1)
         v: Tensor = group.told["v"] if self.fixed else learned["embedding"][rows]

@@ -4,23 +4,17 @@ For every batch a client finds the personal model theta that minimises its loss 
 its copy w of the common model towards it. The copy goes back to the server; the personal model never leaves.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
+import torch
 
-from .. import learn, tree
-from ..clients import Clients, Sending
-from ..method import AveragesOneModel, KeepsOwnModel, MeetsNewcomers, asked_in, made
-from ..settings import setting
-from ..task import Batches, Home
-from ..tree import Tree
+from .. import learn, rounds, tree
+from ..method import Batches, Clients, Generator, Home, Method, Sending, Tensor, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedMe(MeetsNewcomers, KeepsOwnModel, AveragesOneModel):
+class PFedMe(Method):
     lambda_prox: float = setting(15.0, "strength of the pull on a personal model to the common one (lambda)", above=0)
     lr: float = setting(0.05, "learning rate of a client's copy of the common model (eta)", above=0)
     inner_lr: float = setting(0.05, "learning rate of the personal model", above=0)
@@ -34,10 +28,9 @@ class PFedMe(MeetsNewcomers, KeepsOwnModel, AveragesOneModel):
         "what holds that client's model: a copy of the common one, drawn along as in training, or the common one",
     )
 
-    inner: learn.SGD = made()
-
-    def build(self) -> None:
-        self.set(inner=learn.SGD(self.inner_lr))
+    @property
+    def inner(self) -> learn.SGD:
+        return learn.SGD(self.inner_lr)
 
     # on the client
 
@@ -45,7 +38,7 @@ class PFedMe(MeetsNewcomers, KeepsOwnModel, AveragesOneModel):
     def fit(self, home: Home, *, params: Tree) -> Tree:
         rate = self.lr * self.schedule.factor(home.round)
         copy, theta = self.drawn(params, home.batches(self.steps, self.batch), rate)
-        self.keep(home, {"params": theta})
+        rounds.keep(home, params=theta)
         return tree.sub(copy, params)
 
     @asked_in("personalise")
@@ -53,8 +46,16 @@ class PFedMe(MeetsNewcomers, KeepsOwnModel, AveragesOneModel):
         passes = home.epochs(self.arrive_epochs, self.batch, "arrive")
         alone = self.arrive_around == "common"
         theta = self.inner(self.near(params), params, passes) if alone else self.drawn(params, passes, self.lr)[1]
-        self.keep(home, {"params": theta})
+        rounds.keep(home, params=theta)
         return {}
+
+    introduce = asked_in("personalise")(rounds.introduce)
+
+    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.task.logits(home.memory["params"], x)
+
+    def memory(self, generator: Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator), "met": torch.zeros(())}
 
     def drawn(self, params: Tree, batches: Batches, rate: float | Tensor) -> tuple[Tree, Tree]:
         """A copy of the common model, drawn along by the personal models theta of its batches, and the last theta."""
@@ -70,10 +71,12 @@ class PFedMe(MeetsNewcomers, KeepsOwnModel, AveragesOneModel):
 
     # on the server
 
+    def init(self, generator: Generator) -> Tree:
+        return {"params": self.task.model.fresh(generator)}
+
     def round(self, state: Tree, clients: Clients) -> Tree:
         update = clients.mean(self.fit, shared=state)  # (1 - beta) w + beta times the mean of the clients' copies
         return {"params": tree.add(state["params"], tree.scale(update, self.beta))}
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
-        self.receive(state, clients)
-        return Sending()
+        return rounds.welcome(self.introduce, self.arrive, state, clients, then=Sending())

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import tree
-from ..clients import Clients
-from ..learn import pullback
-from ..optim import Adam
-from ..replies import Replies
-from ..steps import Step
 from ..tree import Tree
 from .net import Net
 
@@ -92,36 +87,3 @@ def normalised(weight: Tensor, rows: Sequence[int]) -> Tensor:
     largest = torch.linalg.eigvalsh(squares)[:, -1]  # [blocks]
     norms = largest.clamp(min=torch.finfo(weight.dtype).tiny).sqrt()
     return torch.cat([block / norm for block, norm in zip(blocks, norms, strict=True)])
-
-
-def fitted(
-    clients: Clients,
-    fit: Step,
-    generate: Callable[..., Tree],
-    *inputs: Any,
-    shared: Tree | None = None,
-    each: Tree | None = None,
-) -> tuple[Replies, Callable[[Tree], tuple[Any, ...]]]:
-    """An exchange in which every client fits the model that was generated for it.
-
-    Returns the replies, and the way back: from what the models changed by to gradients at the inputs of `generate`.
-    What the cohort shares gets the sum over clients, to which the silent, whose rows are zero, add nothing.
-    """
-    params, pull = pullback(generate, *inputs)
-    replies = clients.run(fit, shared=shared, each={"params": params} | (each or {}))
-    return replies, lambda change: pull(tree.scale(change, -1))
-
-
-def fit_descriptors(turns: Sequence[Clients], fit: Step, generate: Callable[..., Tree], v: Tensor, lr: float) -> Tensor:
-    """Descriptors of new clients, fitted by Adam over some exchanges while the hypernetwork stays as it is.
-
-    Adam, because how large gradients are depends on data, local training and hypernetwork, while descriptors are of
-    the order of one; and no clipping, so that clients do not affect each other.
-    """
-    params, optimiser = {"v": v}, Adam(lr)
-    state = tree.to(optimiser.init(params), v.device)
-    for clients in turns:
-        update, pull = fitted(clients, fit, generate, params["v"])
-        (gradient,) = pull(update.each)
-        params, state = optimiser.step(params, {"v": gradient}, state)
-    return params["v"]
