@@ -32,7 +32,8 @@ from latecomer.methods.odpflhn import ODPFLHN
 from latecomer.runs.experiment import Experiment
 from latecomer.runs.folder import Folder
 from latecomer.runs.run import Run
-from latecomer.settings import Settings, settings_of
+from latecomer.runs.settings import Settings
+from latecomer.settings import settings_of
 from latecomer.train import Training
 from latecomer.tree import Tree
 from runs import restored

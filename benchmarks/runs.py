@@ -15,7 +15,8 @@ from latecomer.method import Method
 from latecomer.runs.experiment import Experiment
 from latecomer.runs.folder import Folder
 from latecomer.runs.run import Run, restore
-from latecomer.settings import Settings, settings_of
+from latecomer.runs.settings import Settings
+from latecomer.settings import settings_of
 from latecomer.train import Training
 
 

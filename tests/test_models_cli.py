@@ -14,7 +14,8 @@ from console import Command, Outcome
 from latecomer import methods
 from latecomer.cli import flags
 from latecomer.runs.experiment import Experiment
-from latecomer.settings import Settings, settings_of
+from latecomer.runs.settings import Settings
+from latecomer.settings import settings_of
 
 QUICK = ["--rounds", "1", "--cohort", "2", "--evaluate-every", "1", "--classes-per-client", "1"]
 FOUR = [*QUICK, "--clients", "4", "--engine", "vector"]

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
 from latecomer import engines, methods
+from latecomer.data import Split
 from latecomer.errors import RunError, SettingError, UnknownName
+from latecomer.plan import Plan
 from latecomer.runs.experiment import Experiment
-from latecomer.settings import HOUSE, Settings, allowed, convert, dump, parse, setting, settings_of
+from latecomer.runs.settings import Settings
+from latecomer.settings import allowed, check_ranges, complete, convert, dump, parse, setting, settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +108,54 @@ def test_every_setting_of_the_house_explains_itself() -> None:
 
 
 def test_settings_that_papers_choose_have_a_default_of_the_house() -> None:
-    assert HOUSE.keys() == {name for name, field in settings_of(Settings).items() if field.default is None}
+    assert {name for name, field in settings_of(Settings).items() if field.default is None} == {"cohort_labelled"}
     for name in methods.names():
         parse(Settings, methods.get(name).paper)
+
+
+def test_what_is_given_stands_before_the_paper_and_the_paper_before_the_default() -> None:
+    assert methods.get("pfedhn").paper == {"split": "pfedhn", "cohort": 1, "rounds": 5000}
+    settings = Experiment.parse("pfedhn", {"cohort": "5", "rounds": None}).settings
+    assert (settings.split, settings.cohort, settings.rounds) == ("pfedhn", 5, 5000)
+    assert Experiment.parse("pfedhn", {"split": "pefll"}).settings.split == "pefll", "though it is the default"
+    assert Experiment.parse("flowdup", {}).settings.cohort_labelled == 0.9
+
+
+@pytest.mark.parametrize("kind", [Split, Plan])
+def test_every_setting_stands_once(kind: type[Any]) -> None:
+    """A run's settings are those of a split and of a plan, and more; none is declared again."""
+    assert settings_of(kind).keys() <= settings_of(Settings).keys()
+    assert not Settings.__annotations__.keys() & settings_of(kind).keys()
+    assert not settings_of(Split).keys() & settings_of(Plan).keys()
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Plan(silence=1.0), "--silence must be at least 0 and below 1; got 1.0."),
+        (lambda: Plan(rounds=2.5), "--rounds must be a whole number; got 2.5."),
+        (lambda: Split(unseen=1.5), "--unseen must be at least 0 and at most 0.99; got 1.5."),
+        (lambda: Settings(seeds=0), "--seeds must be at least 1; got 0."),
+    ],
+)
+def test_a_dataclass_of_settings_is_checked_however_it_is_made(make: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        make()
+    assert str(caught.value) == sentence
+
+
+def test_what_python_has_beside_plain_numbers_and_texts() -> None:
+    given = {"whole": np.int64(4), "share": np.float32(0.5), "word": Path("a") / "b", "several": np.array([1, 2])}
+    made = parse(Example, given)
+    assert made == Example(whole=4, share=0.5, word=str(Path("a") / "b"), several=(1, 2))
+    assert [type(value) for value in (made.whole, made.share, made.word, made.several[0])] == [int, float, str, int]
+    assert parse(Example, {"several": range(3)}).several == (0, 1, 2)
+
+
+def test_settings_can_be_completed_without_an_instance() -> None:
+    kind = methods.get("pefll")  # which needs a task, and so data
+    assert complete(kind, {"lr": "0.5"}) == {name: f.default for name, f in settings_of(kind).items()} | {"lr": 0.5}
+    check_ranges(Example())
 
 
 def test_the_engines_that_a_setting_allows_are_those_there_are() -> None:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from . import tree
 from .clients import Clients
+from .data.split import SIZES
 from .errors import DataError
 from .replies import Replies
-from .settings import SIZES
 from .tree import Tree
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import methods
 from ..errors import SettingError
-from ..settings import Settings, settings_of
+from ..runs.settings import Settings
+from ..settings import settings_of
 from . import flags, screen
 from .drive import drive
 from .show import show
