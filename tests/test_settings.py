@@ -11,11 +11,13 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
-from latecomer import engines, methods
+import toys
+from latecomer import engines, methods, train
 from latecomer.data import Split
 from latecomer.errors import RunError, SettingError, UnknownName
 from latecomer.plan import Plan
@@ -216,3 +218,43 @@ def test_a_method_has_one_name() -> None:
 def test_settings_that_cannot_be_read(text: str) -> None:
     with pytest.raises(RunError, match=r"settings\.toml cannot be read as settings"):
         Experiment.read(text, Path("settings.toml"))
+
+
+# what calls from Python take
+
+
+@pytest.mark.parametrize(
+    ("plan", "sentence"),
+    [
+        ({"round": 3}, "There is no setting 'round'; did you mean 'rounds'?"),
+        ({"cohort": -1}, "--cohort must be at least 0; got -1."),
+        (
+            {"select": "best"},
+            "There is no value for --select 'best'; there are: accuracy, own_classes, own_pooled, pooled.",
+        ),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_one_sentence(plan: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        train.run(toys.method("fedavg"), toys.federation(), **plan)
+    assert str(caught.value) == sentence
+
+
+def test_an_engine_goes_by_its_name_and_a_device_by_either() -> None:
+    method, federation = toys.method("fedavg"), toys.federation()
+    assert engines.make("loop", method, federation, torch.device("cpu")).device == torch.device("cpu")
+    assert engines.make("vector", method, (federation, federation), "cpu").device == torch.device("cpu")
+    with pytest.raises(SettingError, match="--device must be cpu, cuda or auto; got 'meta'"):
+        engines.pick_device(torch.device("meta"))
+    engine = engines.make("loop", method, federation, "cpu")
+    expected = train.run(method, federation, engine, rounds=2, cohort=2)
+    found = train.run(method, [federation], "loop", device=torch.device("cpu"), rounds="2", cohort=np.int64(2))
+    assert {**found, "seconds": 0} == {**expected, "seconds": 0}
+
+
+def test_a_cohort_of_none_is_all_members() -> None:
+    method, federation = toys.method("fedavg"), toys.federation()
+    everybody, expected = (
+        train.run(method, federation, "vector", rounds=2, cohort=cohort) for cohort in (0, federation.members)
+    )
+    assert {**everybody, "seconds": 0} == {**expected, "seconds": 0}

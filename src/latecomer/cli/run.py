@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from .. import methods
 from ..errors import SettingError
 from ..runs.settings import Settings
-from ..settings import settings_of
 from . import flags, screen
 from .drive import drive
 from .show import show
@@ -42,8 +41,7 @@ def begin(words: list[str]) -> Run:
     if not method:
         raise SettingError("Say which method to run: latecomer run METHOD; `latecomer list methods` names them.")
     kind = methods.get(method)
-    names = {*settings_of(Settings), *settings_of(kind)} - {"method"}
-    given = flags.read(words, names, flags.switches(Settings) | flags.switches(kind))
+    given = flags.given(words, Settings, kind)
     from ..runs.experiment import Experiment  # here, because an unknown name should not have to wait for the rest
     from ..runs.run import Run
 
