@@ -112,7 +112,9 @@ def main() -> None:
     ids, count = torch.arange(len(base)), len(base)
     task = make_task(base, builder(options.model, base.examples.shape))
     common = FedAvg(task=task, clients=count, members=count, lr=options.lr)
-    training = Training(common, [base], make_engine("vector", common, [base]), Plan(options.rounds, count))
+    training = Training(
+        common, [base], make_engine("vector", common, [base]), Plan(rounds=options.rounds, cohort=count)
+    )
     for _ in training.go():
         pass
     params = training.best[0].state["params"]  # type: ignore[union-attr]

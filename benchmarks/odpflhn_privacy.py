@@ -32,7 +32,7 @@ from latecomer.methods.odpflhn import ODPFLHN
 from latecomer.runs.experiment import Experiment
 from latecomer.runs.folder import Folder
 from latecomer.runs.run import Run
-from latecomer.settings import Settings, settings_of
+from latecomer.runs.settings import Settings
 from latecomer.train import Training
 from latecomer.tree import Tree
 from runs import restored
@@ -54,8 +54,7 @@ def main() -> None:
     if path:
         curves(Path(path), epsilons, [int(word) for word in chosen["sizes"].split(",")], int(chosen["draws"]))
         return
-    known = settings_of(Settings).keys() | settings_of(ODPFLHN).keys()
-    given_settings = flags.read(words, known, flags.switches(Settings))
+    given_settings = flags.given(words, Settings, ODPFLHN)
     with tempfile.TemporaryDirectory() as folder:
         values = SETTING | PRIVATE | {"out": folder, "name": "run"} | given_settings
         print({key: value for key, value in values.items() if key != "out"})

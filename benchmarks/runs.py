@@ -15,14 +15,13 @@ from latecomer.method import Method
 from latecomer.runs.experiment import Experiment
 from latecomer.runs.folder import Folder
 from latecomer.runs.run import Run, restore
-from latecomer.settings import Settings, settings_of
+from latecomer.runs.settings import Settings
 from latecomer.train import Training
 
 
 def given(kind: type[Method]) -> dict[str, Any]:
     """The settings that the command line names."""
-    known = settings_of(Settings).keys() | settings_of(kind).keys()
-    return flags.read(sys.argv[1:], known, flags.switches(Settings) | flags.switches(kind))
+    return flags.given(sys.argv[1:], Settings, kind)
 
 
 def go(name: str, values: Mapping[str, Any], every: int) -> None:

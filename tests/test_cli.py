@@ -32,7 +32,8 @@ from latecomer.nets import models
 from latecomer.runs.experiment import Experiment, surroundings
 from latecomer.runs.folder import FORMAT
 from latecomer.runs.run import Run
-from latecomer.settings import Settings, settings_of
+from latecomer.runs.settings import Settings
+from latecomer.settings import settings_of
 from latecomer.train import Training
 
 SMALL = ["--clients", "10", "--rounds", "4", "--evaluate-every", "2", "--steps", "2", "--engine", "vector"]
@@ -65,7 +66,7 @@ def test_what_needs_no_torch_does_not_import_it(words: list[str]) -> None:
 
 
 def test_the_lists_are_those_of_the_library() -> None:
-    assert list(catalogue.data()) == [
+    assert list(catalogue.KINDS["data"]()) == [
         "digits",
         *sorted(set(sources.names()) - {"digits"}),
         "shakespeare:STEP",
@@ -73,9 +74,9 @@ def test_the_lists_are_those_of_the_library() -> None:
         "leaf:FOLDER",
         "hf:ID_OR_FOLDER",
     ]
-    assert catalogue.partitions().keys() == partitions.PARTITIONS.keys()
-    assert catalogue.models().keys() == models.MODELS.keys()
-    assert catalogue.engines() == engines.NAMES
+    assert catalogue.KINDS["partitions"]().keys() == partitions.PARTITIONS.keys()
+    assert catalogue.KINDS["models"]().keys() == models.MODELS.keys()
+    assert catalogue.KINDS["engines"]() == engines.NAMES
     for names in catalogue.KINDS.values():
         assert all(names().values()), "every name has a meaning"
 
@@ -209,7 +210,7 @@ BAD_COMMANDS = {
     "run pefll --name .": "--name must be a plain name",
     "run pefll --name ..": "--name must be a plain name",
     "run pefll --rotations 0,ninety": "--rotations must be a whole number; got 'ninety'.",
-    "run pefll --rotations 720": "rotations is (720,)",
+    "run pefll --rotations 720": "--rotations must be at least -360 and at most 360; got 720.",
     "run pfedhn --budgets S,XL": "There is no value for --budgets 'XL'; there are: L, M, S.",
     "run fedavg --budgets S,L": "FedAvg gives all clients models of one size; leave --budgets out.",
     "run pfedhn --budgets S,M,L --clients 4 --unseen 0.5": "budgets names 3 sizes for 2 training clients",
@@ -736,12 +737,14 @@ def test_clients_are_called_as_their_source_calls_them(command: Command, tmp_pat
 
 
 def test_completion_knows_what_the_library_knows() -> None:
-    assert {*catalogue.settings(), "method"} == settings_of(Settings).keys()
-    assert catalogue.settings()["split"] == ("pefll", "pfedhn", "flowdup")
+    assert {*catalogue.run_settings(), "method"} == settings_of(Settings).keys()
+    assert catalogue.run_settings()["split"] == ("pefll", "pfedhn", "flowdup")
+    assert catalogue.run_settings()["budgets"] == ("S", "M", "L")
+    assert catalogue.run_settings()["lr_schedule"] == ("constant", "step", "cosine")
     for name in methods.names():
-        assert catalogue.settings(name).keys() == settings_of(methods.get(name)).keys(), name
+        assert catalogue.method_settings(name).keys() == settings_of(methods.get(name)).keys(), name
         assert {
-            key for key, values in catalogue.settings(name).items() if values == catalogue.SWITCH
+            key for key, values in catalogue.method_settings(name).items() if values == catalogue.SWITCH
         } == flags.switches(methods.get(name))
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from latecomer.data import Federation
-from latecomer.data.federation import SPLITS
 from latecomer.data.rotate import turns
+from latecomer.data.split import SPLITS
 from latecomer.errors import DataError, UnknownName
 
 X = np.arange(6 * 4, dtype=np.uint8).reshape(6, 2, 2)

@@ -13,6 +13,7 @@ from torch.func import grad, vmap
 
 import toys
 from latecomer import Federation, make_task, methods, tree
+from latecomer.data.split import SIZES
 from latecomer.engines.room import activation_bytes
 from latecomer.errors import DataError, ModelError, SettingError, UnknownName
 from latecomer.nets.check import check
@@ -20,7 +21,6 @@ from latecomer.nets.embed import ExampleAndLabel
 from latecomer.nets.models import CNN, CNN64, LSTM, MLP, MODELS, Conv4, LeNet, MobileNet, ResNet18, builder, in_size
 from latecomer.nets.net import Net
 from latecomer.nets.recurrent import Recurrent
-from latecomer.settings import SIZES
 from latecomer.task import Batch, Task, one_hot
 from latecomer.tree import Tree
 

@@ -14,7 +14,7 @@ from console import Command, Outcome
 from latecomer import methods
 from latecomer.cli import flags
 from latecomer.runs.experiment import Experiment
-from latecomer.settings import Settings, settings_of
+from latecomer.runs.settings import Settings
 
 QUICK = ["--rounds", "1", "--cohort", "2", "--evaluate-every", "1", "--classes-per-client", "1"]
 FOUR = [*QUICK, "--clients", "4", "--engine", "vector"]
@@ -142,8 +142,8 @@ def test_the_commands_that_the_page_about_data_shows_are_commands() -> None:
     lines = re.findall("^    latecomer run (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(lines) >= 6
     for method, *words in map(str.split, lines):
-        names = [*settings_of(Settings), *settings_of(methods.get(method))]
-        assert Experiment.parse(method, flags.read(words, names, ())).settings.method == method
+        given = flags.given(words, Settings, methods.get(method))
+        assert Experiment.parse(method, given).settings.method == method
 
 
 FLAT = {"x_train": np.ones((32, 5)), "x_test": np.ones((16, 5))}

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 os.environ["HF_HUB_OFFLINE"] = "1"  # before datasets is imported: no test touches the network
 
 from latecomer.data import Federation, Source, federate, from_partitioner
-from latecomer.data.federation import SPLITS
 from latecomer.data.pachinko import allocate
 from latecomer.data.partitions import names
+from latecomer.data.split import SPLITS, Split
 from latecomer.errors import DataError, SettingError, UnknownName
 
 COMPLETE = (
@@ -485,7 +485,7 @@ FLOWDUP = {"partition": "iid", "clients": 10, "unseen": 0.2} | shared_out
         ({"unseen_labelled": True}, "they must not have labels; give --unseen-labelled false"),
         ({"validators": 0.9}, "validators is 0.9, which of 10 clients leaves no member"),
         ({"validators": 0.01}, "validators is 0.01, which of 10 clients leaves no validator"),
-        ({"validators": -0.5}, "validators is -0.5; it is the share of clients that are validators"),
+        ({"validators": -0.5}, "--validators must be at least 0 and at most 0.99; got -0.5"),
     ],
 )
 def test_a_split_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -645,41 +645,63 @@ def test_a_name_will_do_for_a_source() -> None:
     assert len(federate("digits", partition="classes", clients=10)) == 10
 
 
+def test_a_split_may_be_given_and_changed() -> None:
+    split = Split(partition="iid", clients=8, unseen=0.25)
+    wanted = federate(SOURCE, partition="iid", clients=8, unseen=0.5, seed=3)
+    assert rows(federate(SOURCE, split, seed=3, unseen="0.5")) == rows(wanted)
+    assert federate(SOURCE, split, unseen="0.5").members == wanted.members == 4
+    assert federate(SOURCE, replace(split, split="pfedhn", partition="classes")).members == 6
+
+
+def test_settings_may_come_in_any_sequence() -> None:
+    options: dict[str, Any] = {"partition": "iid", "clients": np.int64(8)}
+    expected = federate(SOURCE, **options, rotations=(0, 90), budgets=("S", "L"))
+    for rotations, budgets in (([0, 90], ["S", "L"]), (range(0, 91, 90), "S,L"), (np.array([0, 90]), ("S", "L"))):
+        found = federate(SOURCE, **options, rotations=rotations, budgets=budgets)
+        assert found.rotation.equal(expected.rotation)
+        assert found.budget.equal(expected.budget)
+
+
 # requests that make no sense
 
 BAD: dict[str, tuple[type[Exception], dict[str, Any]]] = {
     "no partition 'class'; did you mean 'classes'": (UnknownName, {"partition": "class"}),
-    "no split 'pfl'": (UnknownName, {"split": "pfl"}),
-    "no over 'class'; did you mean 'classes'": (UnknownName, {"over": "class"}),
+    "no value for --split 'pfl'; did you mean 'pefll'": (UnknownName, {"split": "pfl"}),
+    "no value for --over 'class'; did you mean 'classes'": (UnknownName, {"over": "class"}),
     "clients is 0; there must be at least one": (SettingError, {"clients": 0}),
-    "clients is -1": (SettingError, {"clients": -1, "partition": "natural"}),
+    "--clients must be at least 0; got -1": (SettingError, {"clients": -1, "partition": "natural"}),
     "clients is 601, but 'made-up' has only 600 examples": (SettingError, {"clients": 601}),
     "clients is 13, but 'made-up' has 12 natural clients": (SettingError, {"clients": 13, "partition": "natural"}),
     "unseen is 0.01, which of 10 clients leaves no latecomer": (SettingError, {"unseen": 0.01}),
     "unseen is 0.99, which of 10 clients leaves no member": (SettingError, {"unseen": 0.99}),
-    "unseen is -0.5": (SettingError, {"unseen": -0.5}),
-    "unseen is nan": (SettingError, {"unseen": float("nan")}),
-    "labelled is 1.5": (SettingError, {"labelled": 1.5}),
-    "labelled is -0.1": (SettingError, {"labelled": -0.1}),
-    "alpha is 0;": (SettingError, {"alpha": 0, "partition": "dirichlet"}),
-    "alpha is inf": (SettingError, {"alpha": float("inf"), "partition": "dirichlet"}),
-    "fine_alpha is 0;": (SettingError, {"fine_alpha": 0, "partition": "pachinko"}),
-    "unseen_alpha is nan;": (
+    "--unseen must be at least 0 and at most 0.99; got -0.5": (SettingError, {"unseen": -0.5}),
+    "--unseen must be .*; got nan": (SettingError, {"unseen": float("nan")}),
+    "--labelled must be at least 0 and at most 1; got 1.5": (SettingError, {"labelled": 1.5}),
+    "--labelled must be at least 0 and at most 1; got -0.1": (SettingError, {"labelled": -0.1}),
+    "--alpha must be greater than 0; got 0": (SettingError, {"alpha": 0, "partition": "dirichlet"}),
+    "--alpha must be greater than 0; got inf": (SettingError, {"alpha": float("inf"), "partition": "dirichlet"}),
+    "--fine-alpha must be greater than 0; got 0": (SettingError, {"fine_alpha": 0, "partition": "pachinko"}),
+    "--unseen-alpha must be at least 0; got nan": (
         SettingError,
         {"unseen_alpha": float("nan"), "unseen": 0.2, "partition": "dirichlet", "over": "classes"},
     ),
-    "unseen_alpha is -1;": (SettingError, {"unseen_alpha": -1, "unseen": 0.2, "partition": "pachinko"}),
+    "--unseen-alpha must be at least 0; got -1": (
+        SettingError,
+        {"unseen_alpha": -1, "unseen": 0.2, "partition": "pachinko"},
+    ),
     "classes_per_client is 11; allowed is 0 .* to 10": (SettingError, {"classes_per_client": 11}),
-    "classes_per_client is -1": (SettingError, {"classes_per_client": -1}),
-    "validation is 1": (SettingError, {"validation": 1.0}),
-    "examples is -1": (SettingError, {"examples": -1}),
+    "--classes-per-client must be at least 0; got -1": (SettingError, {"classes_per_client": -1}),
+    "--validation must be at least 0 and at most 0.9; got 1.0": (SettingError, {"validation": 1.0}),
+    "--examples must be at least 0; got -1": (SettingError, {"examples": -1}),
     "seed is -1": (SettingError, {"seed": -1}),
     "budgets names 3 sizes for 2 training clients": (
         SettingError,
         {"budgets": ("S", "M", "L"), "clients": 4, "unseen": 0.5, "partition": "iid"},
     ),
-    "There is no budget 'XL'": (SettingError, {"budgets": ("XL",)}),
-    "rotations is .* whole degrees": (SettingError, {"rotations": (0, 1.5)}),
+    "There is no value for --budgets 'XL'": (SettingError, {"budgets": ("XL",)}),
+    "--rotations must be a whole number; got 1.5": (SettingError, {"rotations": (0, 1.5)}),
+    "--rotations must be at least -360 and at most 360; got 361": (SettingError, {"rotations": (0, 361)}),
+    "There is no setting 'client'; did you mean 'clients'": (UnknownName, {"client": 3}),
 }
 
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
-from latecomer import engines, methods
+import toys
+from latecomer import engines, methods, train
+from latecomer.data import Split
 from latecomer.errors import RunError, SettingError, UnknownName
+from latecomer.plan import Plan
 from latecomer.runs.experiment import Experiment
-from latecomer.settings import HOUSE, Settings, allowed, convert, dump, parse, setting, settings_of
+from latecomer.runs.settings import Settings
+from latecomer.settings import allowed, check_ranges, complete, convert, dump, parse, setting, settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +110,54 @@ def test_every_setting_of_the_house_explains_itself() -> None:
 
 
 def test_settings_that_papers_choose_have_a_default_of_the_house() -> None:
-    assert HOUSE.keys() == {name for name, field in settings_of(Settings).items() if field.default is None}
+    assert {name for name, field in settings_of(Settings).items() if field.default is None} == {"cohort_labelled"}
     for name in methods.names():
         parse(Settings, methods.get(name).paper)
+
+
+def test_what_is_given_stands_before_the_paper_and_the_paper_before_the_default() -> None:
+    assert methods.get("pfedhn").paper == {"split": "pfedhn", "cohort": 1, "rounds": 5000}
+    settings = Experiment.parse("pfedhn", {"cohort": "5", "rounds": None}).settings
+    assert (settings.split, settings.cohort, settings.rounds) == ("pfedhn", 5, 5000)
+    assert Experiment.parse("pfedhn", {"split": "pefll"}).settings.split == "pefll", "though it is the default"
+    assert Experiment.parse("flowdup", {}).settings.cohort_labelled == 0.9
+
+
+@pytest.mark.parametrize("kind", [Split, Plan])
+def test_every_setting_stands_once(kind: type[Any]) -> None:
+    """A run's settings are those of a split and of a plan, and more; none is declared again."""
+    assert settings_of(kind).keys() <= settings_of(Settings).keys()
+    assert not Settings.__annotations__.keys() & settings_of(kind).keys()
+    assert not settings_of(Split).keys() & settings_of(Plan).keys()
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Plan(silence=1.0), "--silence must be at least 0 and below 1; got 1.0."),
+        (lambda: Plan(rounds=2.5), "--rounds must be a whole number; got 2.5."),
+        (lambda: Split(unseen=1.5), "--unseen must be at least 0 and at most 0.99; got 1.5."),
+        (lambda: Settings(seeds=0), "--seeds must be at least 1; got 0."),
+    ],
+)
+def test_a_dataclass_of_settings_is_checked_however_it_is_made(make: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        make()
+    assert str(caught.value) == sentence
+
+
+def test_what_python_has_beside_plain_numbers_and_texts() -> None:
+    given = {"whole": np.int64(4), "share": np.float32(0.5), "word": Path("a") / "b", "several": np.array([1, 2])}
+    made = parse(Example, given)
+    assert made == Example(whole=4, share=0.5, word=str(Path("a") / "b"), several=(1, 2))
+    assert [type(value) for value in (made.whole, made.share, made.word, made.several[0])] == [int, float, str, int]
+    assert parse(Example, {"several": range(3)}).several == (0, 1, 2)
+
+
+def test_settings_can_be_completed_without_an_instance() -> None:
+    kind = methods.get("pefll")  # which needs a task, and so data
+    assert complete(kind, {"lr": "0.5"}) == {name: f.default for name, f in settings_of(kind).items()} | {"lr": 0.5}
+    check_ranges(Example())
 
 
 def test_the_engines_that_a_setting_allows_are_those_there_are() -> None:
@@ -166,3 +218,43 @@ def test_a_method_has_one_name() -> None:
 def test_settings_that_cannot_be_read(text: str) -> None:
     with pytest.raises(RunError, match=r"settings\.toml cannot be read as settings"):
         Experiment.read(text, Path("settings.toml"))
+
+
+# what calls from Python take
+
+
+@pytest.mark.parametrize(
+    ("plan", "sentence"),
+    [
+        ({"round": 3}, "There is no setting 'round'; did you mean 'rounds'?"),
+        ({"cohort": -1}, "--cohort must be at least 0; got -1."),
+        (
+            {"select": "best"},
+            "There is no value for --select 'best'; there are: accuracy, own_classes, own_pooled, pooled.",
+        ),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_one_sentence(plan: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        train.run(toys.method("fedavg"), toys.federation(), **plan)
+    assert str(caught.value) == sentence
+
+
+def test_an_engine_goes_by_its_name_and_a_device_by_either() -> None:
+    method, federation = toys.method("fedavg"), toys.federation()
+    assert engines.make("loop", method, federation, torch.device("cpu")).device == torch.device("cpu")
+    assert engines.make("vector", method, (federation, federation), "cpu").device == torch.device("cpu")
+    with pytest.raises(SettingError, match="--device must be cpu, cuda or auto; got 'meta'"):
+        engines.pick_device(torch.device("meta"))
+    engine = engines.make("loop", method, federation, "cpu")
+    expected = train.run(method, federation, engine, rounds=2, cohort=2)
+    found = train.run(method, [federation], "loop", device=torch.device("cpu"), rounds="2", cohort=np.int64(2))
+    assert {**found, "seconds": 0} == {**expected, "seconds": 0}
+
+
+def test_a_cohort_of_none_is_all_members() -> None:
+    method, federation = toys.method("fedavg"), toys.federation()
+    everybody, expected = (
+        train.run(method, federation, "vector", rounds=2, cohort=cohort) for cohort in (0, federation.members)
+    )
+    assert {**everybody, "seconds": 0} == {**expected, "seconds": 0}

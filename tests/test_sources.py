@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before datasets is imported: no test touches the network
 
-from latecomer.data import Source, load, sources
+from latecomer.data import Source, federate, load, sources
 from latecomer.data.arrays import free_memory, hold_out
 from latecomer.data.sources import names
 from latecomer.errors import DataError, LatecomerError, UnknownName
@@ -74,6 +75,49 @@ def test_an_unknown_name_offers_the_nearest() -> None:
 
 
 # files
+
+
+def test_a_path_leads_to_a_file_or_a_folder(tmp_path: Path) -> None:
+    assert np.array_equal(load(Path(save(tmp_path).removeprefix("npz:"))).x_train, arrays()["x_train"])
+    with pytest.raises(DataError, match=r"There is no file '.*nowhere\.npz'"):
+        load(tmp_path / "nowhere.npz")
+    (tmp_path / "leaf").mkdir()
+    text = (
+        '{"users": ["a"], "user_data": {"a": {"x": [[0.5, 2], [1, 3], [1, 4], [1, 5], [1, 6]], "y": [0, 1, 0, 1, 0]}}}'
+    )
+    (tmp_path / "leaf" / "all.json").write_text(text)
+    assert len(load(tmp_path / "leaf").y_train) == 4
+    place = stored(tmp_path, train={"x": [[0.5, k] for k in range(10)], "y": [0, 1] * 5})
+    assert len(load(Path(place.removeprefix("hf:"))).y_train) == 8
+
+
+def test_arrays_are_a_source_too() -> None:
+    source = load(arrays(client_train=["a", "b"] * 10, client_test=["a", "b"] * 5))
+    assert load(source) is source
+    assert (source.name, source.classes, len(source.y_train), len(source.y_test)) == ("arrays", 5, 20, 10)
+    federation = federate(arrays(), partition="iid", clients=4)
+    assert len(federation.examples.y) == 30
+    x, y = np.random.default_rng(0).normal(size=(50, 3)), [0, 1, 2, 3, 4] * 10
+    pair = load((x, y))
+    assert np.bincount(pair.y_test).tolist() == [2] * 5
+    assert np.array_equal(pair.y_test, load([torch.tensor(x), torch.tensor(y)]).y_test)
+    assert (pair.x_train.dtype, pair.x_train.shape) == (np.float32, (40, 3))
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ({"x_train": [[1.0]]}, "the arrays lacks y_train, x_test, y_test"),
+        (arrays(y_train=np.arange(20) / 2), "y_train in the arrays holds labels that are not whole numbers"),
+        ((np.ones((4, 2)), [0, 1, 0]), r"one label for each; x has shape \(4, 2\), y \(3,\)"),
+        ((np.ones((0, 2)), []), "There must be examples"),
+        ((np.ones((4, 2)), list("abcd")), "labels that are not whole numbers"),
+        (([1], [2], [3]), "a pair, the examples and their labels, or by name in a dict; got 3"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_one_sentence(data: Any, sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        load(data)
 
 
 def test_an_npz_of_ones_own(tmp_path: Path) -> None:

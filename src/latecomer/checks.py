@@ -22,8 +22,6 @@ def check(method: Method, federations: Sequence[Federation], plan: Plan) -> None
     smallest = min(federation.members for federation in federations)
     if plan.cohort > smallest:
         raise SettingError(f"--cohort must be at most the number of training clients, {smallest}; got {plan.cohort}.")
-    if not 0 <= plan.silence < 1:
-        raise SettingError(f"--silence must be at least 0 and below 1, or nobody ever answers; got {plan.silence:g}.")
     if method.lr_schedule != "constant" and method.rounds != plan.rounds:
         raise SettingError(
             f"{type(method).__name__} was made with a schedule for {method.rounds} rounds; these are {plan.rounds}."

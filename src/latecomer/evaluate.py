@@ -30,8 +30,6 @@ MOST_EXAMPLES = 10**7  # that a client may say it has, labelled or held out; who
 
 Among = Literal["all", "own"]
 """Which classes a model chooses from: all there are, or those of which its client has training examples."""
-Select = Literal["accuracy", "own_classes", "pooled", "own_pooled"]
-"""The validation score that selects a round."""
 
 
 @dataclass(frozen=True, eq=False)

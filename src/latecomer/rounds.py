@@ -15,11 +15,11 @@ from torch import Tensor
 
 from . import tree
 from .clients import Clients, Sending
+from .data.split import SIZES
 from .errors import DataError
 from .learn import pullback
 from .optim import Adam
 from .replies import By, Replies
-from .settings import SIZES
 from .steps import Step
 from .task import Batches, Home
 from .tree import Tree

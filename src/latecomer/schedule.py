@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Course = Literal["constant", "step", "cosine"]
+from .plan import Course as Course
 
 
 @dataclass(frozen=True)

@@ -17,27 +17,16 @@ from .clients import Clients, Cohort, Engine, Exchange, Told, Unsteady, Whole
 from .cohorts import Cohorts
 from .data.federation import Federation
 from .errors import SettingError, within_memory
-from .evaluate import Scores, Select, evaluate, over_seeds
+from .evaluate import Scores, evaluate, over_seeds
 from .faults import failing_since, silence
 from .method import Method
+from .plan import Plan as Plan
+from .settings import parse
 from .stopwatch import Stopwatch
 from .sweep.lockstep import Lockstep
 from .sweep.together import together as together
 from .tally import Tally
 from .tree import Tree
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How long and with whom to train. Defaults are latecomer's own; a method's `paper` may say otherwise."""
-
-    rounds: int = 5000
-    cohort: int = 5
-    cohort_labelled: float | None = None  # share of a cohort drawn among members with labels; None: all drawn alike
-    evaluate_every: int = 30
-    select: Select = "accuracy"
-    silence: float = 0.0
-    watch_unseen: bool = False
 
 
 @dataclass
@@ -273,21 +262,26 @@ def keepsake(state: Tree) -> Tree:
 def run(
     method: Method,
     federations: Federation | Sequence[Federation],
-    engine: Engine | None = None,
+    engine: Engine | str | None = None,
     *,
+    device: str | torch.device = "auto",
     progress: Callable[[dict[str, Any]], None] | None = None,
     start: Tree | None = None,
     **plan: Any,
 ) -> dict[str, Any]:
     """Train from Python and return the result: `train.run(method, federation, rounds=100, cohort=10)`.
 
+    `plan` are settings of a Plan. `engine` is one that `make_engine` made, or the name of one, to be made on `device`.
     `start` is a trained model to begin with, for methods whose server keeps one for all; with `rounds=0` it is only
     personalised and scored.
     """
     from .engines import make
 
+    asked = parse(Plan, plan).with_members(method.members)
     several = [federations] if isinstance(federations, Federation) else list(federations)
-    training = Training(method, several, engine or make("auto", method, several), Plan(**plan))
+    if engine is None or isinstance(engine, str):
+        engine = make(engine or "auto", method, several, device)
+    training = Training(method, several, engine, asked)
     if start is not None:
         training.adopt([start] * len(several), "start")
     return training.result(training.complete(progress))

@@ -17,7 +17,8 @@ from latecomer.data import federate, load
 from latecomer.engines import make
 from latecomer.nets.models import MLP
 from latecomer.runs.experiment import make_task
-from latecomer.settings import Settings, settings_of
+from latecomer.runs.settings import Settings
+from latecomer.settings import settings_of
 from latecomer.steps import MARK, phases_of, steps
 
 ROOT = Path(__file__).parents[2]

@@ -1,14 +1,20 @@
-"""What there is to choose from, read from the source files: importing them would import torch, which takes seconds."""
+"""What there is to choose from, without importing torch, which takes seconds.
+
+Sources, partitions and the settings of a run need none; of models, engines and methods the source files are read.
+"""
 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from .. import methods
+from ..data import partitions, sources
+from ..runs.settings import Settings
+from ..settings import settings_of
 
 _PACKAGE = Path(__file__).parent.parent
 
@@ -16,56 +22,61 @@ Names = dict[str, str]
 """A name, and what it means in one line."""
 
 
-def data() -> Names:
-    """The named sets, and around them what the head of the file says of digits and of a user's own."""
-    path = "data/sources.py"
-    known = {}
-    for name, call in _table(path, "_KNOWN").items():
-        classes, hub = (ast.literal_eval(part) for part in ([*_positional(call), ast.Constant("")])[:2])
-        origin = f"{name}.npz in $LATECOMER_DATA" + (f", else {hub} on Hugging Face" if hub else "")
-        known[name] = f"{classes} classes; {origin}"
-    lines = re.findall(r"^ {4}(\S+) {2,}(\S.*)$", ast.get_docstring(_parsed(path), clean=False) or "", re.MULTILINE)
-    return dict(lines[:1]) | dict(sorted(known.items())) | dict(lines[1:])
+def _partitions() -> Names:
+    return {name: (deal.__doc__ or "").split("\n")[0] for name, deal in partitions.PARTITIONS.items()}
 
 
-def partitions() -> Names:
-    return _described("data/partitions.py", "PARTITIONS")
+def _models() -> Names:
+    """The first line about each class that the table of models names, from its file or a neighbour that it imports."""
+    path = "nets/models.py"
+    imports = [node.module for node in _parsed(path).body if isinstance(node, ast.ImportFrom) and node.level == 1]
+    bodies = [node for file in (path, *(f"nets/{module}.py" for module in imports)) for node in _parsed(file).body]
+    kinds = {node.name: ast.get_docstring(node) or "" for node in bodies if isinstance(node, ast.ClassDef)}
+    return {name: kinds[ast.unparse(kind)].split("\n")[0] for name, kind in _table(path, "MODELS").items()}
 
 
-def models() -> Names:
-    return _described("nets/models.py", "MODELS")
-
-
-def engines() -> Names:
-    return {name: str(ast.literal_eval(text)) for name, text in _table("engines/__init__.py", "NAMES").items()}
+def _engines() -> Names:
+    return {name: ast.literal_eval(text) for name, text in _table("engines/__init__.py", "NAMES").items()}
 
 
 KINDS: dict[str, Callable[[], Names]] = {
     "methods": methods.names,
-    "data": data,
-    "partitions": partitions,
-    "models": models,
-    "engines": engines,
+    "data": lambda: sources.NAMES,
+    "partitions": _partitions,
+    "models": _models,
+    "engines": _engines,
 }
-
 
 SWITCH = ("true", "false")
 
 
-def settings(method: str = "") -> dict[str, tuple[str, ...]]:
-    """The settings of a run, or those of a method's own, each with the values that its type names."""
-    path = f"methods/{method}.py" if method else "settings.py"
-    kinds = [node.name for node in _parsed(path).body if isinstance(node, ast.ClassDef)]
-    lines = [_lineage(path, kind) for kind in kinds]
-    line = next((line for line in lines if line[0].name == "Method"), lines[0])
+def run_settings() -> dict[str, tuple[str, ...]]:
+    """The settings of a run, each with the values that its type names."""
+    hints = get_type_hints(Settings)
+    return {name: _choices(hints[name]) for name in settings_of(Settings) if name != "method"}
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """The values of a Literal, also of one within another type; of a switch, true and false."""
+    if hint is bool:
+        return SWITCH
+    if get_origin(hint) is Literal:
+        return tuple(map(str, get_args(hint)))
+    return next((found for part in get_args(hint) if (found := _choices(part))), ())
+
+
+def method_settings(method: str) -> dict[str, tuple[str, ...]]:
+    """The same of a method's own settings, as they stand in its file and those of the classes that it inherits from."""
+    path = f"methods/{method}.py"
+    lines = [_lineage(path, node.name) for node in _parsed(path).body if isinstance(node, ast.ClassDef)]
     found: dict[str, tuple[str, ...]] = {}
-    for node in line:
+    for node in next(line for line in lines if line[0].name == "Method"):
         for field in node.body:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 found.pop(field.target.id, None)
                 if isinstance(field.value, ast.Call) and ast.unparse(field.value.func) == "setting":
                     found[field.target.id] = _literals(field.annotation)
-    return {name: values for name, values in found.items() if name != "method"}
+    return found
 
 
 def _lineage(path: str, kind: str) -> list[ast.ClassDef]:
@@ -81,30 +92,13 @@ def _lineage(path: str, kind: str) -> list[ast.ClassDef]:
 
 
 def _literals(annotation: ast.expr) -> tuple[str, ...]:
-    """The values of a Literal, also of one that may be None; of a switch, true and false."""
+    """As `_choices`, of a type that is written and not yet made."""
     if ast.unparse(annotation) == "bool":
         return SWITCH
     for node in ast.walk(annotation):
         if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal":
             return tuple(str(value) for value in ast.literal_eval(ast.Tuple([node.slice], ast.Load()))[0])
     return ()
-
-
-def _described(path: str, registry: str) -> Names:
-    """The first docstring line of the function or class that a registry holds under each name."""
-    lines = {
-        node.name: (ast.get_docstring(node) or "").split("\n")[0]
-        for file in (*_neighbours(path), path)
-        for node in _parsed(file).body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
-    }
-    return {name: lines.get(ast.unparse(value), "") for name, value in _table(path, registry).items()}
-
-
-def _neighbours(path: str) -> list[str]:
-    """The files of the same folder that a file imports from."""
-    imports = [node for node in _parsed(path).body if isinstance(node, ast.ImportFrom) and node.level == 1]
-    return [f"{Path(path).parent.as_posix()}/{node.module}.py" for node in imports]
 
 
 def _table(path: str, name: str) -> dict[str, ast.expr]:
@@ -117,10 +111,6 @@ def _table(path: str, name: str) -> dict[str, ast.expr]:
             pairs = zip(node.value.keys, node.value.values, strict=True)
             return {ast.literal_eval(key): value for key, value in pairs if key is not None}
     raise LookupError(f"{path} assigns nothing to {name}")
-
-
-def _positional(call: ast.expr) -> list[ast.expr]:
-    return call.args if isinstance(call, ast.Call) else []
 
 
 @cache

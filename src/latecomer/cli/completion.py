@@ -81,7 +81,8 @@ def _of_run(before: Sequence[str], now: str) -> Iterable[str]:
     if len(before) == 1 and not now.startswith("-"):
         return names
     method = before[1].lower().replace("-", "") if len(before) > 1 else ""
-    known = catalogue.settings() | (catalogue.settings(method) if method in names else {}) | {"settings": ()}
+    own = catalogue.method_settings(method) if method in names else {}
+    known = catalogue.run_settings() | own | {"settings": ()}
     given, equals, _ = now.partition("=")
     if equals:
         return [f"{given}={value}" for value in _values(known.get(_name(given), ()), _name(given))]
@@ -98,7 +99,7 @@ def _name(word: str) -> str:
 
 def _values(values: Sequence[str], name: str) -> Iterable[str]:
     """Those that its type names, or those that a list of ours does."""
-    listed = {"data": catalogue.data, "partition": catalogue.partitions, "model": catalogue.models}
+    listed = {"data": "data", "partition": "partitions", "model": "models"}
     if name in listed:
-        return [known.rstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ_") for known in listed[name]()]
+        return [known.rstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ_") for known in catalogue.KINDS[listed[name]]()]
     return ("auto", "cpu", "cuda") if name == "device" else values

@@ -9,7 +9,8 @@ from rich import box
 from rich.table import Table
 
 from ..errors import RunError
-from ..settings import Settings, flag, parse
+from ..runs.settings import Settings
+from ..settings import flag, parse
 from . import flags, screen
 
 if TYPE_CHECKING:

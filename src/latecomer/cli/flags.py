@@ -16,6 +16,12 @@ def switches(kind: Any) -> set[str]:
     return {name for name in settings_of(kind) if hints[name] is bool}
 
 
+def given(words: Collection[str], *kinds: Any) -> dict[str, str]:
+    """The settings of these dataclasses that a command line gives; the method is a word of its own, no flag."""
+    names = {name for kind in kinds for name in settings_of(kind)} - {"method"}
+    return read(words, names, {name for kind in kinds for name in switches(kind)})
+
+
 def read(words: Collection[str], names: Collection[str], switches: Collection[str] = ()) -> dict[str, str]:
     """Every word belongs to a setting called one of `names`, given once; `switches` are those that need no value."""
     given: dict[str, str] = {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import methods
 from ..errors import SettingError
-from ..settings import Settings, settings_of
+from ..runs.settings import Settings
 from . import flags, screen
 from .drive import drive
 from .show import show
@@ -41,8 +41,7 @@ def begin(words: list[str]) -> Run:
     if not method:
         raise SettingError("Say which method to run: latecomer run METHOD; `latecomer list methods` names them.")
     kind = methods.get(method)
-    names = {*settings_of(Settings), *settings_of(kind)} - {"method"}
-    given = flags.read(words, names, flags.switches(Settings) | flags.switches(kind))
+    given = flags.given(words, Settings, kind)
     from ..runs.experiment import Experiment  # here, because an unknown name should not have to wait for the rest
     from ..runs.run import Run
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from .. import methods
 from ..errors import SettingError
-from ..settings import HOUSE, Settings, allowed, flag, settings_of
+from ..runs.settings import Settings
+from ..settings import allowed, flag, settings_of
 from . import screen
 
 
@@ -42,7 +43,7 @@ def _show_method(name: str) -> None:
 
 
 def _show_run(paper: Mapping[str, Any]) -> None:
-    lines = [line for line in _lines(Settings, {**HOUSE, **paper}) if line[0] != "--method"]
+    lines = [line for line in _lines(Settings, paper) if line[0] != "--method"]
     lines.append(("--settings", "", "TOML file with settings, a run folder's settings.toml say; flags override it"))
     screen.section("Run settings", lines)
 

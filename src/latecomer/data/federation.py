@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DataError, UnknownName
-from ..settings import SIZES
+from .split import SIZES
+from .split import SPLITS as SPLITS
 
-SPLITS = ("train", "val", "test")
 USUAL = SIZES.index("M")
 
 
@@ -33,6 +33,23 @@ class Examples:
     classes: int
     mean: tuple[float, ...] = ()  # per channel, of pixels in [0, 1]; empty: pixels are only divided by 255
     std: tuple[float, ...] = ()
+
+    @staticmethod
+    def of(
+        x: Any, y: Any, classes: int | None = None, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
+    ) -> Examples:
+        """From arrays: images are uint8, [N, height, width] or [N, height, width, channels]; other examples stay as
+        they are. `classes` counts the labels there can be; without it, the largest there is says so.
+        """
+        x, y = _tensor(x, "x"), _tensor(y, "y")
+        _check_arrays(x, y)
+        y = y.long()
+        low, high = int(y.min()), int(y.max())
+        classes = classes or high + 1
+        if high >= classes or low < -1:
+            worst = high if high >= classes else low
+            raise DataError(f"Labels must lie in 0..{classes - 1} (or be -1 where unknown); found {worst}.")
+        return Examples(x[..., None] if x.dtype == torch.uint8 and x.ndim == 3 else x, y, classes, mean, std)
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -188,50 +205,37 @@ class Federation:
     ) -> Federation:
         """A federation from arrays: `train[i]` holds the indices into `x` and `y` that client i trains on.
 
-        Images are uint8, [N, height, width] or [N, height, width, channels]; any other dtype reaches the model as it
-        is. `budget` names the size of model that each client can afford: S, M (the default) or L. `names` are what
-        the clients are called where results are written. A client without
-        training examples, or without test examples, is dropped, and `notes` says so; if `untested`, members and
-        validators need none to test on.
+        The first `members` of the clients train (None: all of them), the next `validators` select the round, the rest
+        are latecomers. `labelled`, `rotation`, `budget` (the size of model that it can afford: S, M or L) and `names`
+        (what it is called where results are written) have an entry for each client. A client without training
+        examples, or without test examples, is dropped, and `notes` says so; if `untested`, members and validators need
+        none to test on.
         """
-        x, y = _tensor(x, "x"), _tensor(y, "y")
-        _check_arrays(x, y)
-        y = y.long()
-        if x.dtype == torch.uint8 and x.ndim == 3:
-            x = x[..., None]
-        classes = classes or int(y.max()) + 1
-        if bool((y >= classes).any()) or bool((y < -1).any()):
-            raise DataError(
-                f"Labels must lie in 0..{classes - 1} (or be -1 where unknown); found {_worst(y, classes)}."
-            )
-        count = len(train)
-        val = [[] for _ in range(count)] if val is None else val
-        rows: Mapping[str, Sequence[Any]] = {"train": train, "val": val, "test": test}
+        examples, count = Examples.of(x, y, classes, mean, std), len(train)
+        rows: Mapping[str, Sequence[Any]] = {"train": train, "val": [[]] * count if val is None else val, "test": test}
         for split, owned in rows.items():
             if len(owned) != count:
                 raise DataError(f"{split} has rows for {len(owned)} clients, train for {count}.")
-        members = count if members is None else members
-        scored = [bool(len(rows["test"][k])) or (untested and k < members + validators) for k in range(count)]
-        kept = [k for k in range(count) if len(rows["train"][k]) and scored[k]]
-        if len(kept) < count:
-            notes += (
-                f"{count - len(kept)} of {count} clients had no example to train or to test on and were dropped.",
-            )
-        if not any(k < members for k in kept):
-            raise DataError(f"None of the {members} training clients has examples both to train and to test on.")
-        pick = torch.tensor(kept)
         if names is not None and len(names) != count:
             raise DataError(f"names has one entry a client, {count} in all; found {len(names)}.")
+        members = count if members is None else members
+        late = members + validators
+        kept = [k for k in range(count) if len(train[k]) and (len(test[k]) or (untested and k < late))]
+        if len(kept) < count:
+            dropped = f"{count - len(kept)} of {count} clients had no example to train or to test on and were dropped."
+            notes += (dropped,)
+        if not any(k < members for k in kept):
+            raise DataError(f"None of the {members} training clients has examples both to train and to test on.")
         return Federation(
-            Examples(x, y, classes, mean, std),
-            **{split: _checked(Rows.of([rows[split][k] for k in kept]), split, len(x)) for split in SPLITS},
+            examples,
+            **{split: _checked(Rows.of([rows[split][k] for k in kept]), split, len(examples.y)) for split in SPLITS},
             members=sum(k < members for k in kept),
-            labelled=_column(labelled, True, count, torch.bool)[pick],
-            rotation=_column(rotation, 0, count, torch.int16)[pick],
-            budget=_column(None if budget is None else places(budget), USUAL, count, torch.int8)[pick],
+            labelled=_column(labelled, True, count, torch.bool)[kept],
+            rotation=_column(rotation, 0, count, torch.int16)[kept],
+            budget=_column(None if budget is None else places(budget), USUAL, count, torch.int8)[kept],
             seed=seed,
             notes=notes,
-            validators=sum(members <= k < members + validators for k in kept),
+            validators=sum(members <= k < late for k in kept),
             names=None if names is None else np.asarray(names)[kept],
         )
 
@@ -264,10 +268,6 @@ def _checked(rows: Rows, split: str, examples: int) -> Rows:
     if low < 0 or high >= examples:
         raise DataError(f"{split} names example {low if low < 0 else high}; there are examples 0 to {examples - 1}.")
     return rows
-
-
-def _worst(y: Tensor, classes: int) -> int:
-    return int(y.max()) if int(y.max()) >= classes else int(y.min())
 
 
 def _check_arrays(x: Tensor, y: Tensor) -> None:

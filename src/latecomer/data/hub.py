@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,8 @@ COARSE_COLUMNS = ("coarse_label",)
 def read_hub(place: str) -> tuple[Arrays, int]:
     """The arrays of a data set of the hub or of a folder, and the number of classes (0: not declared)."""
     datasets = need("datasets", "hub")
-    saved = any((Path(place) / marker).is_file() for marker in ("dataset_dict.json", "state.json"))
     try:
-        found = datasets.load_from_disk(place) if saved else datasets.load_dataset(place)
+        found = datasets.load_from_disk(place) if is_saved(place) else datasets.load_dataset(place)
         splits = dict(found) if isinstance(found, dict) else {"train": found}
         train = splits.get("train") if len(splits) > 1 else next(iter(splits.values()))
         if train is None:
@@ -33,6 +33,11 @@ def read_hub(place: str) -> tuple[Arrays, int]:
         raise
     except Exception as error:  # whatever that library meets (network, cache, decoding) is told in its own words
         raise DataError(f"{place!r} cannot be loaded with the datasets library ({brief(error)}).") from error
+
+
+def is_saved(place: str | os.PathLike[str]) -> bool:
+    """Whether a place is a folder that `save_to_disk` wrote."""
+    return any((Path(place) / marker).is_file() for marker in ("dataset_dict.json", "state.json"))
 
 
 def _both(train: Any, test: Any, origin: str) -> tuple[Arrays, int]:

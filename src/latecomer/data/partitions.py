@@ -1,7 +1,7 @@
 """Partitions: who owns which examples.
 
 A partition is a function that gives every example to one client, or to nobody, and to one split. It is pure: the same
-source, plan and random numbers always deal the same. To add one, write the function and enter it in PARTITIONS.
+source, request and random numbers always deal the same. To add one, write the function and enter it in PARTITIONS.
 """
 
 from __future__ import annotations
@@ -15,32 +15,12 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, SettingError
 from .arrays import hold_out
-from .federation import SPLITS
 from .pachinko import allocate
 from .sources import Source
+from .split import SPLITS, Split
 
 TRAIN, VAL, TEST = range(len(SPLITS))
 NOBODY = -1
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a partition is asked for."""
-
-    clients: int
-    split: str  # of `classes`: as "pefll" or as "pfedhn"; of FLOWDUP also as "flowdup"
-    classes_per_client: int  # 0: `_usual_classes`; one coarse class
-    alpha: float  # of `dirichlet` and `pachinko`: small makes clients unlike each other
-    over: str  # of `dirichlet`: each class has shares over the "clients", or each client has shares over the "classes"
-    validation: float  # share of the training examples
-    fine_alpha: float = 10.0  # of `pachinko`: the same for the fine classes within a coarse one
-    late: int = 0  # latecomers, who are the last clients
-    unseen_alpha: float = 0.0  # their own alpha; 0: the same as everybody's
-
-    @property
-    def groups(self) -> tuple[tuple[float, int], tuple[float, int]]:
-        """An alpha and how many clients have it, for the others and for latecomers."""
-        return (self.alpha, self.clients - self.late), (self.unseen_alpha or self.alpha, self.late)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +34,7 @@ class Dealt:
     names: NDArray[Any] | None = None  # [clients]: what the source calls them
 
 
-Partition = Callable[[Source, Plan, np.random.Generator], Dealt]
+Partition = Callable[[Source, Split, np.random.Generator], Dealt]
 
 
 def names() -> list[str]:
@@ -64,7 +44,7 @@ def names() -> list[str]:
 # the partitions
 
 
-def classes(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
+def classes(source: Source, request: Split, random: np.random.Generator) -> Dealt:
     """Every client has k classes, drawn among those that the fewest clients have so far.
 
     `pefll`: validation examples are stratified, the owners of a class share it equally, all of it is used.
@@ -72,72 +52,72 @@ def classes(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
     `flowdup`: as `pefll`, but latecomers share the test examples and the others share the rest.
     """
     y = _labels(source, "classes")
-    count = plan.classes_per_client or _usual_classes(source.classes)
+    count = request.classes_per_client or _usual_classes(source.classes)
     notes: tuple[str, ...] = ()
-    if not plan.classes_per_client and source.classes not in (10, 100):  # those are as in the papers
+    if not request.classes_per_client and source.classes not in (10, 100):  # those are as in the papers
         notes = (f"Every client has {count} of the {source.classes} classes; --classes-per-client chooses otherwise.",)
-    owned = _draw_classes(plan.clients, count, source.classes, random)
-    if plan.split == "pfedhn":
-        split = _split(source, np.zeros_like(y), plan.validation, random)
-        shares = _uneven(owned, plan.clients * count // source.classes + 1, random)
+    owned = _draw_classes(request.clients, count, source.classes, random)
+    if request.split == "pfedhn":
+        split = _split(source, np.zeros_like(y), request.validation, random)
+        shares = _uneven(owned, request.clients * count // source.classes + 1, random)
     else:
-        split = _split(source, y, plan.validation, random)
-        shares = _each(owned, plan)
-    return Dealt(_deal(y, split, shares, random), split, plan.clients, notes)
+        split = _split(source, y, request.validation, random)
+        shares = _each(owned, request)
+    return Dealt(_deal(y, split, shares, random), split, request.clients, notes)
 
 
-def dirichlet(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
+def dirichlet(source: Source, request: Split, random: np.random.Generator) -> Dealt:
     """Shares are drawn from a symmetric Dirichlet distribution, the same for training, validation and testing."""
     y = _labels(source, "dirichlet")
-    split = _split(source, y, plan.validation, random)
-    if plan.over == "clients":
-        shares = random.dirichlet(np.full(plan.clients, plan.alpha), source.classes)  # [classes, clients]
+    split = _split(source, y, request.validation, random)
+    if request.over == "clients":
+        shares = random.dirichlet(np.full(request.clients, request.alpha), source.classes)  # [classes, clients]
     else:
-        drawn = [random.dirichlet(np.full(source.classes, alpha), count) for alpha, count in plan.groups]
+        drawn = [random.dirichlet(np.full(source.classes, alpha), count) for alpha, count in _alphas(request)]
         wanted = np.concatenate(drawn).T
         total = wanted.sum(1, keepdims=True)
-        shares = np.where(total > 0, wanted / np.where(total > 0, total, 1), 1 / plan.clients)
-    return Dealt(_deal(y, split, shares, random), split, plan.clients)
+        shares = np.where(total > 0, wanted / np.where(total > 0, total, 1), 1 / request.clients)
+    return Dealt(_deal(y, split, shares, random), split, request.clients)
 
 
-def pachinko(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
+def pachinko(source: Source, request: Split, random: np.random.Generator) -> Dealt:
     """Every client draws coarse classes, and fine ones within them, by Dirichlet shares; all clients are equally large.
 
     The draw is over all examples; a client's share of a class is the same for training, validation and testing.
     """
     cell, parent = _cells(source, "pachinko")
-    split = _split(source, cell, plan.validation, random)
-    alphas = np.repeat([alpha for alpha, _ in plan.groups], [count for _, count in plan.groups])
-    given = allocate(np.bincount(cell), parent, alphas, plan.fine_alpha, random)
-    return Dealt(_deal(cell, split, given / given.sum(1, keepdims=True), random), split, plan.clients)
+    split = _split(source, cell, request.validation, random)
+    alphas = np.concatenate([np.full(count, alpha) for alpha, count in _alphas(request)])
+    given = allocate(np.bincount(cell), parent, alphas, request.fine_alpha, random)
+    return Dealt(_deal(cell, split, given / given.sum(1, keepdims=True), random), split, request.clients)
 
 
-def hierarchical(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
+def hierarchical(source: Source, request: Split, random: np.random.Generator) -> Dealt:
     """Every client has k coarse classes, 1 unless told otherwise; owners share all fine classes in them equally."""
     cell, parent = _cells(source, "hierarchical")
-    count, groups = plan.classes_per_client or 1, int(parent.max()) + 1
+    count, groups = request.classes_per_client or 1, int(parent.max()) + 1
     if count > groups:
         raise SettingError(f"classes_per_client is {count}, but {source.name!r} has {groups} coarse classes.")
-    owned = _draw_classes(plan.clients, count, groups, random)
+    owned = _draw_classes(request.clients, count, groups, random)
     shares = owned / np.maximum(owned.sum(1, keepdims=True), 1)
-    split = _split(source, cell, plan.validation, random)
-    return Dealt(_deal(cell, split, shares[parent], random), split, plan.clients)
+    split = _split(source, cell, request.validation, random)
+    return Dealt(_deal(cell, split, shares[parent], random), split, request.clients)
 
 
-def iid(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
+def iid(source: Source, request: Split, random: np.random.Generator) -> Dealt:
     """Every client has an equal part of everything, at random."""
     y = source.y
-    split = _split(source, y, plan.validation, random)
-    equal = _each(np.ones((1, plan.clients), bool), plan)
-    return Dealt(_deal(np.zeros_like(y), split, equal, random), split, plan.clients)
+    split = _split(source, y, request.validation, random)
+    equal = _each(np.ones((1, request.clients), bool), request)
+    return Dealt(_deal(np.zeros_like(y), split, equal, random), split, request.clients)
 
 
-def rotations(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
+def rotations(source: Source, request: Split, random: np.random.Generator) -> Dealt:
     """As iid, and every client turns all its images by an angle of its own: 0, 90, 180 or 270 unless told otherwise."""
-    return iid(source, plan, random)
+    return iid(source, request, random)
 
 
-def natural(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
+def natural(source: Source, request: Split, random: np.random.Generator) -> Dealt:
     """Every client is one of the writers, speakers or devices that the source names; `clients=0` takes them all.
 
     `flowdup`: nobody holds out test examples, as latecomers are scored on all that they have and members are not.
@@ -146,18 +126,18 @@ def natural(source: Source, plan: Plan, random: np.random.Generator) -> Dealt:
     y = source.y
     split = np.full(len(y), TRAIN, np.int8)
     notes: tuple[str, ...] = ()
-    if plan.split == "flowdup":
+    if request.split == "flowdup":
         pass  # what was published as test examples is the clients' own like the rest
     elif test_is_theirs:
         split[len(source.y_train) :] = TEST
     else:
         _hold_out_of(split, writer, y, TEST, 0.2, random)
         notes = ("The test examples are not by the same clients: a fifth of each client's own are its test examples.",)
-    _hold_out_of(split, writer, y, VAL, plan.validation, random)
+    _hold_out_of(split, writer, y, VAL, request.validation, random)
     candidates = np.unique(writer[(split == TRAIN) & (writer != NOBODY)])
-    if plan.clients > len(candidates):
-        raise SettingError(f"clients is {plan.clients}, but {source.name!r} has {len(candidates)} natural clients.")
-    chosen = random.permutation(candidates)[: plan.clients or None]
+    if request.clients > len(candidates):
+        raise SettingError(f"clients is {request.clients}, but {source.name!r} has {len(candidates)} natural clients.")
+    chosen = random.permutation(candidates)[: request.clients or None]
     number = np.full(writer.max() + 2, NOBODY)  # its last place answers for NOBODY, which is -1
     number[chosen] = np.arange(len(chosen))
     return Dealt(number[writer], split, len(chosen), notes, names[chosen])
@@ -202,13 +182,18 @@ def _deal(y: NDArray[Any], split: NDArray[Any], shares: NDArray[Any], random: np
     return np.where(owner < shares.shape[-1], owner, NOBODY)
 
 
-def _each(owned: NDArray[Any], plan: Plan) -> NDArray[Any]:
+def _each(owned: NDArray[Any], request: Split) -> NDArray[Any]:
     """Equal shares for the owners of a class; as "flowdup", of test examples among latecomers, of the rest without."""
-    if plan.split == "flowdup":
-        late = np.arange(plan.clients) >= plan.clients - plan.late
+    if request.split == "flowdup":
+        late = np.arange(request.clients) >= request.clients - request.late
         owned = np.stack([owned & ~late, owned & ~late, owned & late])
     shares: NDArray[Any] = owned / np.maximum(owned.sum(-1, keepdims=True), 1)
     return shares
+
+
+def _alphas(request: Split) -> tuple[tuple[float, int], tuple[float, int]]:
+    """An alpha and how many clients have it, for the others and for latecomers."""
+    return (request.alpha, request.clients - request.late), (request.unseen_alpha or request.alpha, request.late)
 
 
 def _usual_classes(count: int) -> int:

@@ -1,11 +1,4 @@
-"""Sources: real examples with labels, before anybody owns them.
-
-    digits                    scikit-learn's bundled handwritten digits: no download
-    cifar10, mnist, ...       <name>.npz in the folder $LATECOMER_DATA, else Hugging Face (extra `hub`)
-    shakespeare:STEP          as shakespeare, with a window every STEP characters instead of at each
-    npz:PATH                  a file of your own
-    leaf:FOLDER               what LEAF's scripts write as JSON: FEMNIST, Shakespeare or the like
-    hf:ID_OR_FOLDER           any image classification set of Hugging Face, or a folder that `save_to_disk` wrote
+"""Sources: real examples with labels, before anybody owns them. `NAMES` says what there is.
 
 An .npz holds x_train, y_train, x_test and y_test; optionally client_train and client_test (natural client ids) and
 coarse_train and coarse_test (groups of classes). Images are uint8, [N, height, width] or [N, height, width, channels].
@@ -19,7 +12,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +24,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, LatecomerError, SettingError, UnknownName
 from .arrays import Arrays, brief, checked_x, checked_y, class_count, free_memory, kind_of, two_splits
-from .hub import read_hub
+from .hub import is_saved, read_hub
 from .leaf import read_leaf
 from .text import read_roles
 
@@ -95,6 +88,10 @@ class _Known:
     std: tuple[float, ...] = ()
     side: int = 0  # images are padded with zeros to this height and width
 
+    def meaning(self, name: str) -> str:
+        elsewhere = f", else {self.hub} on Hugging Face" if self.hub else ""
+        return f"{self.classes} classes; {name}.npz in $LATECOMER_DATA{elsewhere}"
+
 
 _KNOWN = {
     "cifar10": _Known(10, "uoft-cs/cifar10", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
@@ -109,13 +106,52 @@ _KNOWN = {
 _UNKNOWN = _Known(0)
 
 
+NAMES = {
+    "digits": "scikit-learn's bundled handwritten digits: no download",
+    **{name: known.meaning(name) for name, known in sorted(_KNOWN.items())},
+    "shakespeare:STEP": "as shakespeare, with a window every STEP characters instead of at each",
+    "npz:PATH": "a file of your own",
+    "leaf:FOLDER": "what LEAF's scripts write as JSON: FEMNIST, Shakespeare or the like",
+    "hf:ID_OR_FOLDER": "any image classification set of Hugging Face, or a folder that `save_to_disk` wrote",
+}
+"""Every source and what it is; words in capitals stand for what a user fills in."""
+
+Data = str | os.PathLike[str] | Source | Mapping[str, Any] | Sequence[Any]
+"""What `load` takes for a data set."""
+
+
 def names() -> list[str]:
     """The sources that have a name; `npz:PATH`, `leaf:FOLDER` and `hf:ID_OR_FOLDER` name any other."""
-    return sorted([*_KNOWN, "digits"])
+    return sorted(name for name in NAMES if ":" not in name)
 
 
-def load(name: str) -> Source:
-    """The examples that `name` stands for (see the top of this file)."""
+def load(data: Data) -> Source:
+    """The examples that `data` stands for: a name of NAMES, a path, arrays, or what was loaded already.
+
+    A path leads to an .npz, to a folder that Hugging Face's `save_to_disk` wrote, or to one of LEAF's. Arrays are a
+    mapping with x_train, y_train, x_test and y_test, as in an .npz, or a pair of examples and labels, of which a fifth
+    of every class is for testing.
+    """
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, str):
+        return _load(data)
+    if isinstance(data, os.PathLike):
+        folder = "hf" if is_saved(data) else "leaf"
+        return _load(f"{folder if os.path.isdir(data) else 'npz'}:{os.fspath(data)}")
+    origin = "the arrays"
+    if isinstance(data, Mapping):
+        return _source("arrays", {key: np.asarray(array) for key, array in data.items()}, origin)
+    if len(data) != 2:
+        raise DataError(f"Arrays come as a pair, the examples and their labels, or by name in a dict; got {len(data)}.")
+    x, y = (np.asarray(array) for array in data)
+    if x.shape[:1] != y.shape or not len(y):
+        raise DataError(f"There must be examples, and one label for each; x has shape {x.shape}, y {y.shape}.")
+    return _source("arrays", two_splits({"x": x, "y": checked_y(y, "y", origin)}, 0.2), origin)
+
+
+def _load(name: str) -> Source:
+    """What a name stands for."""
     kind, _, place = name.partition(":")
     if kind == "npz" and place:
         return _source(Path(place).stem, read_npz(place), place)
@@ -136,7 +172,7 @@ def load(name: str) -> Source:
     if name in _KNOWN:
         return _named(name)
     own = [f"npz:{name}"] if name.endswith(".npz") else []
-    raise UnknownName("data set", name, [*names(), "npz:PATH", "leaf:FOLDER", "hf:ID_OR_FOLDER", *own])
+    raise UnknownName("data set", name, [*NAMES, *own])
 
 
 # the ways to come by arrays

@@ -27,14 +27,15 @@ NAMES = {
 def make(
     name: str,
     method: Method,
-    federations: Sequence[Federation],
-    device: str = "auto",
+    federations: Federation | Sequence[Federation],
+    device: str | torch.device = "auto",
     *,
     chunk: int = 0,
     graphs: bool = True,
 ) -> Engine:
-    """An engine by name."""
+    """An engine by name, for one federation or for several, one a seed."""
     where = pick_device(device)
+    federations = [federations] if isinstance(federations, Federation) else federations
     if name == "auto":
         from .auto import faster
 
@@ -54,7 +55,9 @@ def make(
     raise UnknownName("engine", name, NAMES)
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(device: str | torch.device) -> torch.device:
+    """The device that is meant, where this machine has it; auto: a GPU if there is one."""
+    name = str(device)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda") and not name.startswith("cuda:"):

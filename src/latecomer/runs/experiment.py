@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 
@@ -22,9 +22,10 @@ from ..method import Method
 from ..nets.check import check
 from ..nets.models import Builder, builder, in_size
 from ..nets.net import Net
-from ..settings import HOUSE, Settings, dump, parse, settings_of
+from ..settings import complete, dump, parse, settings_of
 from ..task import Task
-from ..train import Plan, Training
+from ..train import Training
+from .settings import Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,22 +37,18 @@ class Experiment:
 
     @staticmethod
     def parse(name: str, values: Mapping[str, Any]) -> Experiment:
-        """Sort raw values into the run's settings and the method's own, and check all of them."""
+        """Sort raw values into the run's settings and the method's own, and check all of them.
+
+        What is not given, or is None (TOML leaves that out), is as the method's paper has it, else the default.
+        """
         kind = methods.get(name)
-        own, general = settings_of(kind), settings_of(Settings)
-        settings = parse(
-            Settings,
-            {k: v for k, v in values.items() if k not in own} | {"method": kind.__module__.rpartition(".")[2]},
-            known=own,
-        )
-        filled = {key: kind.paper.get(key, default) for key, default in HOUSE.items() if getattr(settings, key) is None}
-        settings = dataclasses.replace(settings, **filled)
+        own = settings_of(kind)
+        given = {key: value for key, value in values.items() if value is not None}
+        general = {**kind.paper, **{key: value for key, value in given.items() if key not in own}}
+        settings = parse(Settings, general | {"method": kind.__module__.rpartition(".")[2]}, known=own)
         if settings.rounds == 0 and not settings.start:
             raise SettingError("--rounds must be at least 1, or 0 to take the model of --start as it is; got 0.")
-        chosen = {k: v for k, v in values.items() if k in own and k not in general}
-        probe = _settings_only(kind)
-        parsed = parse(probe, chosen)
-        return Experiment(settings, {key: getattr(parsed, key) for key in own})
+        return Experiment(settings, complete(kind, {key: value for key, value in given.items() if key in own}))
 
     @staticmethod
     def read(text: str, path: Path) -> Experiment:
@@ -87,49 +84,29 @@ class Experiment:
             federations = self.federations()
         method = self.method(federations)
         engine = make(s.engine, method, federations, s.device, chunk=s.chunk, graphs=s.graphs)
-        plan = {field.name: getattr(s, field.name) for field in dataclasses.fields(Plan)}
-        return Training(method, federations, engine, Plan(**plan | {"cohort": s.cohort or method.members}))
+        return Training(method, federations, engine, s.with_members(method.members))
 
     def federations(self) -> list[Federation]:
         """One federation a seed; they share the examples and differ in who owns what."""
         s, source = self.settings, load(self.settings.data)
-        names = ("partition", "split", "classes_per_client", "alpha", "over", "rotations", "examples", "validation")
-        more = (
-            "clients",
-            "unseen",
-            "labelled",
-            "unseen_labelled",
-            "validators",
-            "fine_alpha",
-            "unseen_alpha",
-            "budgets",
-        )
-        options = {name: getattr(s, name) for name in (*names, *more)}
-        first = federate(source, seed=s.seed, **options)
-        rest = [federate(source, seed=s.seed + k, **options) for k in range(1, s.seeds)]
+        first, *rest = (federate(source, s, seed=s.seed + k) for k in range(s.seeds))
         return [first, *(dataclasses.replace(other, examples=first.examples) for other in rest)]
 
     def method(self, federations: Sequence[Federation]) -> Method:
-        first, kind = federations[0], methods.get(self.settings.method)
-        if self.settings.budgets and not kind.serves_sizes:
+        s, first, kind = self.settings, federations[0], methods.get(self.settings.method)
+        if s.budgets and not kind.serves_sizes:
             raise SettingError(f"{kind.__name__} gives all clients models of one size; leave --budgets out.")
-        model = builder(self.settings.model, first.examples.shape, first.examples.text)
-        task = make_task(first, model, self.settings.budgets)
-        members = min(federation.members for federation in federations)
-        if (
-            kind.needs_labels
-            and not self.settings.unseen_labelled
-            and (self.settings.unseen or self.settings.validators)
-        ):
+        task = make_task(first, builder(s.model, first.examples.shape, first.examples.text), s.budgets)
+        if kind.needs_labels and not s.unseen_labelled and (s.unseen or s.validators):
             raise SettingError(f"{kind.__name__} needs a latecomer's labels; leave --unseen-labelled true.")
-        if members != max(federation.members for federation in federations):
+        if len({federation.members for federation in federations}) > 1:
             raise SettingError(
                 "The seeds leave different numbers of training clients; use fewer --clients or --seeds 1."
             )
         training: dict[str, Any] = {}
-        if self.settings.rounds:  # else there is only a model from elsewhere to score
-            training = {"rounds": self.settings.rounds, "lr_schedule": self.settings.lr_schedule}
-        return kind(task=task, clients=len(first), members=members, **training, **self.own)
+        if s.rounds:  # else there is only a model from elsewhere to score
+            training = {"rounds": s.rounds, "lr_schedule": s.lr_schedule}
+        return kind(task=task, clients=len(first), members=first.members, **training, **self.own)
 
 
 def make_task(federation: Federation, model: Builder, budgets: Sequence[str] = ()) -> Task:
@@ -152,18 +129,6 @@ def make_task(federation: Federation, model: Builder, budgets: Sequence[str] = (
         )
     check(task)
     return task
-
-
-def _settings_only(kind: type[Method]) -> type[Any]:
-    """A plain dataclass with a method's settings and nothing else, to check them before there is any data."""
-    hints = get_type_hints(kind)  # resolved here, as each class of its line may have names of its own module
-    fields = [
-        (name, hints[name], dataclasses.field(default=f.default, metadata=f.metadata))
-        for name, f in settings_of(kind).items()
-    ]
-    made = dataclasses.make_dataclass(kind.__name__, fields)
-    made.__module__ = kind.__module__
-    return made
 
 
 def surroundings(device: str) -> dict[str, str]:

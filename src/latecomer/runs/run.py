@@ -18,10 +18,10 @@ from ..data import Federation
 from ..engines import at_hand
 from ..errors import RunError, SettingError
 from ..evaluate import Scores
-from ..settings import Settings
 from ..train import Best, Training
 from .experiment import Experiment, surroundings
 from .folder import Folder
+from .settings import Settings
 
 Progress = Callable[[Training, dict[str, Any] | None], None]
 """Called after every round, with the metrics where it was evaluated."""

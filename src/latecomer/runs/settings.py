@@ -1,0 +1,53 @@
+"""The settings of a run: how the data fall to the clients, how they are trained, and what only a run has.
+
+A method's own settings are the fields of its class; all others are here, or in the dataclasses this one is made of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..data.split import Split
+from ..plan import Course, Plan
+from ..settings import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is trained on what."""
+
+    method: str = setting("", "the method; `latecomer list methods` names them")
+    data: str = setting("digits", "data set: a name, npz:PATH, leaf:FOLDER or hf:ID; `latecomer list data` names them")
+    model: str = setting(
+        "auto", "client model; `latecomer list models` names them; auto: lenet, mlp below 16 pixels, lstm for text"
+    )
+    start: str = setting("", "run folder whose model, one for all clients, the training begins with")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Plan, Split, Subject):  # bases from the right: their settings come first, in this order
+    """A run, less the method's own settings."""
+
+    lr_schedule: Course = setting(
+        "constant",
+        "learning rates over the rounds of training, on clients and on the server: as they are, divided by ten after "
+        "half and again after three quarters of the rounds, or along a cosine to zero",
+    )
+    seed: int = setting(
+        0, "first seed: of the split, the initial weights, the cohorts and the batches", low=0, high=10**9
+    )
+    seeds: int = setting(1, "how many seeds, trained in lockstep", low=1)
+    engine: Literal["auto", "vector", "loop", "flower"] = setting("auto", "what runs the clients' steps")
+    device: str = setting("auto", "cpu, cuda, or auto: cuda where there is one")
+    threads: int = setting(
+        0, "processor threads; 0: as PyTorch chooses (sums round differently with another number)", low=0, high=1024
+    )
+    chunk: int = setting(0, "clients at once; 0: as many as fit into memory", low=0)
+    graphs: bool = setting(True, "replay exchanges: as CUDA graphs on a GPU, operation by operation on a CPU")
+    tf32: bool = setting(True, "on a GPU, let matrix products round their inputs to TF32")
+    checkpoint_seconds: float = setting(
+        60.0, "seconds between checkpoints, written at evaluations; and at the end", low=0
+    )
+    name: str = setting("", "name of the run folder (default: method, data, time)")
+    out: str = setting("runs", "folder that holds the run folders")
