@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 
 def made() -> Any:
-    """A field that `Method.build` sets from the others."""
+    """A field that `Method.build` sets from the others.
+
+    For networks, and what is costly to make. What a client step uses of plain numbers, an optimiser say, is a property:
+    then a copy of a method with another number needs no building.
+    """
     return field(init=False, repr=False, compare=False)
 
 
@@ -57,6 +61,8 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.lr_schedule != "constant" and not self.rounds:
+            raise SettingError(f"A {self.lr_schedule} schedule has to know the rounds of training: give rounds=.")
         self.build()
 
     def build(self) -> None:
@@ -69,8 +75,6 @@ class Method(ABC):
     @property
     def schedule(self) -> Schedule:
         """For the optimisers of training, on clients and on the server."""
-        if self.lr_schedule != "constant" and not self.rounds:
-            raise SettingError(f"A {self.lr_schedule} schedule has to know the rounds of training: give rounds=.")
         return Schedule(self.lr_schedule, self.rounds)
 
     def settle(self, device: torch.device) -> None:
@@ -151,16 +155,15 @@ class Method(ABC):
 class TrainsBySGD(Method):
     """A method whose clients train by SGD; how long they do, it says itself or one of the next two."""
 
-    lr: float = setting(0.05, "local learning rate", above=0)
+    lr: float = setting(0.05, "local learning rate", above=0, sweepable=True)
     batch: int = setting(32, "examples a batch", low=1)
-    momentum: float = setting(0.0, "local momentum, within a round", low=0, high=0.999)
-    weight_decay: float = setting(0.0, "local weight decay", low=0)
-    clip: float = setting(0.0, "largest gradient norm in local training; 0: no limit", low=0)
+    momentum: float = setting(0.0, "local momentum, within a round", low=0, high=0.999, sweepable=True)
+    weight_decay: float = setting(0.0, "local weight decay", low=0, sweepable=True)
+    clip: float = setting(0.0, "largest gradient norm in local training; 0: no limit", low=0, sweepable=True)
 
-    local: learn.SGD = made()
-
-    def build(self) -> None:
-        self.set(local=learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip, self.schedule))
+    @property
+    def local(self) -> learn.SGD:
+        return learn.SGD(self.lr, self.momentum, self.weight_decay, self.clip, self.schedule)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,12 +177,12 @@ class TrainsByPasses(TrainsBySGD):
 class TrainsBySteps(TrainsBySGD):
     """So many batches a round, whatever a client's data: what pFedHN and its kin share."""
 
-    lr: float = setting(5e-3, "local learning rate", above=0)
+    lr: float = setting(5e-3, "local learning rate", above=0, sweepable=True)
     steps: int = setting(50, "local batches a round", low=1)
     batch: int = setting(64, "examples a batch", low=1)
-    momentum: float = setting(0.9, "local momentum, within a round", low=0, high=0.999)
-    weight_decay: float = setting(5e-5, "local weight decay", low=0)
-    clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0)
+    momentum: float = setting(0.9, "local momentum, within a round", low=0, high=0.999, sweepable=True)
+    weight_decay: float = setting(5e-5, "local weight decay", low=0, sweepable=True)
+    clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0, sweepable=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,10 +25,21 @@ SIZES: tuple[str, ...] = get_args(Size)
 
 
 def setting(
-    default: Any, meaning: str, *, low: float | None = None, high: float | None = None, above: float | None = None
+    default: Any,
+    meaning: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    sweepable: bool = False,
 ) -> Any:
-    """A field with its meaning, and the range of a number: `low` <= value <= `high`, value > `above`."""
-    return field(default=default, metadata={"meaning": meaning, "low": low, "high": high, "above": above})
+    """A field with its meaning, and the range of a number: `low` <= value <= `high`, value > `above`.
+
+    With a `sweepable` number a method's client steps only calculate, so runs that differ in it can share a map: there
+    it is a tensor, one number a row. What decides (`if self.proxy`), counts or shapes something is not sweepable.
+    """
+    metadata = {"meaning": meaning, "low": low, "high": high, "above": above, "sweepable": sweepable}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .. import learn
 from ..clients import Clients, Sending
-from ..method import AveragesOneModel, KeepsOwnModel, TrainsByPasses, asked_in, made
+from ..method import AveragesOneModel, KeepsOwnModel, TrainsByPasses, asked_in
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
@@ -15,13 +15,7 @@ from ..tree import Tree
 @dataclass(frozen=True, kw_only=True)
 class FedAvgPlus(KeepsOwnModel, AveragesOneModel, TrainsByPasses):
     tune_epochs: int = setting(5, "passes over the data in fine-tuning", low=1)
-    tune_lr: float = setting(0.01, "learning rate of fine-tuning", above=0)
-
-    tuning: learn.SGD = made()
-
-    def build(self) -> None:
-        super().build()
-        self.set(tuning=learn.SGD(self.tune_lr, self.momentum, self.weight_decay, self.clip))
+    tune_lr: float = setting(0.01, "learning rate of fine-tuning", above=0, sweepable=True)
 
     # on the client
 
@@ -31,7 +25,8 @@ class FedAvgPlus(KeepsOwnModel, AveragesOneModel, TrainsByPasses):
 
     @asked_in("personalise")
     def tune(self, home: Home, *, params: Tree) -> Tree:
-        tuned = self.tuning(self.task.loss, params, home.epochs(self.tune_epochs, self.batch, "tune"))
+        tuning = learn.SGD(self.tune_lr, self.momentum, self.weight_decay, self.clip)
+        tuned = tuning(self.task.loss, params, home.epochs(self.tune_epochs, self.batch, "tune"))
         home.memory = {"params": tuned}
         return {}
 

@@ -22,9 +22,9 @@ from ..tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class FedTTA(KeepsOwnModel):
-    lr: float = setting(0.01, "learning rate of the common model", above=0)
-    judge_lr: float = setting(0.01, "learning rate of the network that judges logits", above=0)
-    inner_lr: float = setting(0.01, "learning rate of a client that adapts the common model", above=0)
+    lr: float = setting(0.01, "learning rate of the common model", above=0, sweepable=True)
+    judge_lr: float = setting(0.01, "learning rate of the network that judges logits", above=0, sweepable=True)
+    inner_lr: float = setting(0.01, "learning rate of a client that adapts the common model", above=0, sweepable=True)
     steps: int = setting(10, "local batches a round", low=1)
     batch: int = setting(25, "examples a batch", low=1)
     inner_steps: int = setting(1, "steps of adaptation on every batch in training", low=1)
@@ -33,9 +33,9 @@ class FedTTA(KeepsOwnModel):
         0, "FedTTA++: steps without less entropy after which adaptation stops, and goes back; 0: all steps", low=0
     )
     proxy: float = setting(0.0, "FedTTA-Prox: how strongly local predictions are held near the common model's", low=0)
-    momentum: float = setting(0.9, "momentum of the judge, within a round", low=0, high=0.999)
-    weight_decay: float = setting(1e-4, "weight decay of model and judge, in adaptation too", low=0)
-    clip: float = setting(10.0, "largest gradient norm of model and judge; 0: no limit", low=0)
+    momentum: float = setting(0.9, "momentum of the judge, within a round", low=0, high=0.999, sweepable=True)
+    weight_decay: float = setting(1e-4, "weight decay of model and judge, in adaptation too", low=0, sweepable=True)
+    clip: float = setting(10.0, "largest gradient norm of model and judge; 0: no limit", low=0, sweepable=True)
     width: int = setting(32, "width of the judge", low=1)
     depth: int = setting(3, "hidden layers of the judge", low=1)
 
@@ -43,15 +43,9 @@ class FedTTA(KeepsOwnModel):
     paper = {"rounds": 250, "cohort": 9}
 
     judge: LearnedLoss = made()
-    outer: learn.SGD = made()
-    judges: learn.SGD = made()
-    inner: learn.SGD = made()
 
     def build(self) -> None:
         self.set(judge=LearnedLoss(self.task.classes, self.width, self.depth))
-        self.set(outer=learn.SGD(self.lr, 0.0, self.weight_decay, self.clip, self.schedule))
-        self.set(judges=learn.SGD(self.judge_lr, self.momentum, self.weight_decay, self.clip, self.schedule))
-        self.set(inner=learn.SGD(self.inner_lr, 0.0, self.weight_decay, self.clip))
 
     # on the client
 
@@ -62,8 +56,9 @@ class FedTTA(KeepsOwnModel):
             total = self.task.loss(self.stepped(model, judge, batch), batch)  # through the steps, to both networks
             return total + self.proxy * self.gap(params, model, batch) if self.proxy else total
 
-        outer, judges = (rule.at(home.round) for rule in (self.outer, self.judges))
-        begin = [learn.Part(outer, params), learn.Part(judges, judge)]
+        outer = learn.SGD(self.lr, 0.0, self.weight_decay, self.clip, self.schedule)
+        judges = learn.SGD(self.judge_lr, self.momentum, self.weight_decay, self.clip, self.schedule)
+        begin = [learn.Part(outer.at(home.round), params), learn.Part(judges.at(home.round), judge)]
         model, judged = learn.jointly(loss, begin, home.batches(self.steps, self.batch))
         return {"params": tree.sub(model.params, params), "judge": tree.sub(judged.params, judge)}
 
@@ -89,7 +84,8 @@ class FedTTA(KeepsOwnModel):
         batches = home.epochs(1, self.batch, "adapt")
         slope = learn.mean_gradient(lambda model, batch: self.judgement(model, judge, batch), own, batches)
         weights = tree.ravel(own)
-        weights, _ = self.inner.move(
+        inner = learn.SGD(self.inner_lr, 0.0, self.weight_decay, self.clip)
+        weights, _ = inner.move(
             weights, [tree.ravel(slope, like=own)], torch.zeros_like(weights), home.all().real.any()
         )
         return tree.unravel(weights, own)

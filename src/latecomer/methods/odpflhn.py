@@ -23,17 +23,19 @@ from ..tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class ODPFLHN(TrainsByPasses):
-    lr: float = setting(5e-3, "local learning rate", above=0)
-    momentum: float = setting(0.9, "local momentum, within a round", low=0, high=0.999)
-    weight_decay: float = setting(5e-5, "local weight decay", low=0)
-    clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0)
+    lr: float = setting(5e-3, "local learning rate", above=0, sweepable=True)
+    momentum: float = setting(0.9, "local momentum, within a round", low=0, high=0.999, sweepable=True)
+    weight_decay: float = setting(5e-5, "local weight decay", low=0, sweepable=True)
+    clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0, sweepable=True)
     server: Literal["adam", "sgd"] = setting("adam", "what the server descends by; sgd wants ten times the rates")
-    server_lr: float = setting(1e-3, "learning rate of the hypernetwork", above=0)
-    encoder_lr: float = setting(1e-3, "end to end: learning rate of the encoder", above=0)
-    embedding_lr: float = setting(1e-2, "two phases: learning rate of the members' embeddings", above=0)
-    imitate_lr: float = setting(1e-2, "two phases: learning rate of the encoder, by sgd on the client", above=0)
-    server_momentum: float = setting(0.9, "momentum on the server, of sgd", low=0, high=0.999)
-    server_decay: float = setting(1e-3, "weight decay on the server, of sgd", low=0)
+    server_lr: float = setting(1e-3, "learning rate of the hypernetwork", above=0, sweepable=True)
+    encoder_lr: float = setting(1e-3, "end to end: learning rate of the encoder", above=0, sweepable=True)
+    embedding_lr: float = setting(1e-2, "two phases: learning rate of the members' embeddings", above=0, sweepable=True)
+    imitate_lr: float = setting(
+        1e-2, "two phases: learning rate of the encoder, by sgd on the client", above=0, sweepable=True
+    )
+    server_momentum: float = setting(0.9, "momentum on the server, of sgd", low=0, high=0.999, sweepable=True)
+    server_decay: float = setting(1e-3, "weight decay on the server, of sgd", low=0, sweepable=True)
     training: Literal["end-to-end", "two-phases"] = setting("end-to-end", "how encoder and hypernetwork are trained")
     first_phase: int = setting(400, "two phases: rounds until the encoder is frozen and fine-tuning begins", low=0)
     encoder_steps: int = setting(5, "two phases: local steps a round that fit the encoder to the embedding", low=1)
@@ -59,7 +61,6 @@ class ODPFLHN(TrainsByPasses):
     noise: float = made()
 
     def build(self) -> None:
-        super().build()
         size = self.descriptor or max(2, self.clients // 4)
         phi, psi = sets.features(self.encoder, self.task, self.width), sets.layers(self.width, size, self.after)
         describer = sets.SetEncoder(phi, psi, self.pool, self.bound)

@@ -26,16 +26,18 @@ from ..tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class PeFLL(Method):
-    lr: float = setting(2e-3, "local learning rate", above=0)
+    lr: float = setting(2e-3, "local learning rate", above=0, sweepable=True)
     steps: int = setting(50, "local batches a round (k)", low=1)
     batch: int = setting(32, "examples a batch", low=1)
     describe_batch: int = setting(0, "examples in the batch that describes a client in training; 0: as --batch", low=0)
-    momentum: float = setting(0.9, "local momentum", low=0, high=0.999)
-    clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0)
-    server_lr: float = setting(2e-4, "Adam's learning rate for embedding network and hypernetwork (beta)", above=0)
-    lambda_h: float = setting(1e-3, "regulariser of the hypernetwork", low=0)
-    lambda_v: float = setting(1e-3, "regulariser of the embedding network", low=0)
-    lambda_theta: float = setting(5e-5, "regulariser of the personal model", low=0)
+    momentum: float = setting(0.9, "local momentum", low=0, high=0.999, sweepable=True)
+    clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0, sweepable=True)
+    server_lr: float = setting(
+        2e-4, "Adam's learning rate for embedding network and hypernetwork (beta)", above=0, sweepable=True
+    )
+    lambda_h: float = setting(1e-3, "regulariser of the hypernetwork", low=0, sweepable=True)
+    lambda_v: float = setting(1e-3, "regulariser of the embedding network", low=0, sweepable=True)
+    lambda_theta: float = setting(5e-5, "regulariser of the personal model", low=0, sweepable=True)
     regularise: Literal["step", "gradient"] = setting(
         "step", "lambda-h and lambda-v shrink the weights before a step (lines 17 and 18), or enter Adam's gradient"
     )
@@ -54,7 +56,6 @@ class PeFLL(Method):
 
     describer: ExampleAndLabel | LabelOnly = made()
     hyper: Hypernetwork = made()
-    local: learn.SGD = made()
     optimiser: optim.Adam = made()
 
     def build(self) -> None:
@@ -70,9 +71,12 @@ class PeFLL(Method):
             size, self.task.model.shapes, self.hidden, depth, relu_before_head=self.hypernetwork == "paper"
         )
         self.set(describer=describer, hyper=hyper)
-        decay = 2 * self.lambda_theta  # the gradient of lambda_theta * |theta|^2 is weight decay
-        self.set(local=learn.SGD(self.lr, self.momentum, decay, self.clip, self.schedule))
         self.set(optimiser=optim.Adam(self.server_lr, clip=self.clip, schedule=self.schedule))
+
+    @property
+    def local(self) -> learn.SGD:
+        decay = 2 * self.lambda_theta  # the gradient of lambda_theta * |theta|^2 is weight decay
+        return learn.SGD(self.lr, self.momentum, decay, self.clip, self.schedule)
 
     # on the client
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from .. import learn, tree
 from ..clients import Clients, Sending
-from ..method import AveragesOneModel, KeepsOwnModel, asked_in, made
+from ..method import AveragesOneModel, KeepsOwnModel, asked_in
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
@@ -18,18 +18,17 @@ class PerFedAvg(KeepsOwnModel, AveragesOneModel):
     variant: Literal["first", "hessian-free"] = setting(
         "first", "how the second derivative is dealt with: left out, or taken from a difference of gradients"
     )
-    inner_lr: float = setting(0.01, "learning rate of a client that adapts the common model (alpha)", above=0)
-    outer_lr: float = setting(0.05, "learning rate of the common model (beta)", above=0)
-    delta: float = setting(1e-3, "hessian-free: how far along the gradient the differences are taken", above=0)
+    inner_lr: float = setting(
+        0.01, "learning rate of a client that adapts the common model (alpha)", above=0, sweepable=True
+    )
+    outer_lr: float = setting(0.05, "learning rate of the common model (beta)", above=0, sweepable=True)
+    delta: float = setting(
+        1e-3, "hessian-free: how far along the gradient the differences are taken", above=0, sweepable=True
+    )
     epochs: int = setting(1, "local passes over the data a round", low=1)
     batch: int = setting(32, "examples in each of the two or three batches of a local step", low=1)
     adapt_epochs: int = setting(1, "passes over the data of a client that adapts the common model for its use", low=1)
     adapt_steps: int = setting(0, "gradient steps instead of passes (the paper: 1); 0: passes", low=0)
-
-    inner: learn.SGD = made()
-
-    def build(self) -> None:
-        self.set(inner=learn.SGD(self.inner_lr))
 
     # on the client
 
@@ -56,7 +55,7 @@ class PerFedAvg(KeepsOwnModel, AveragesOneModel):
             batches = home.batches(self.adapt_steps, self.batch, "adapt")
         else:
             batches = home.epochs(self.adapt_epochs, self.batch, "adapt")
-        home.memory = {"params": self.inner(self.task.loss, params, batches)}
+        home.memory = {"params": learn.SGD(self.inner_lr)(self.task.loss, params, batches)}
         return {}
 
     # on the server

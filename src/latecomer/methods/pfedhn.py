@@ -28,9 +28,9 @@ from ..tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class PFedHN(TrainsBySteps):
-    server_lr: float = setting(1e-2, "learning rate of hypernetwork and embeddings", above=0)
-    server_momentum: float = setting(0.9, "momentum of hypernetwork and embeddings", low=0, high=0.999)
-    server_decay: float = setting(1e-3, "weight decay of hypernetwork and embeddings", low=0)
+    server_lr: float = setting(1e-2, "learning rate of hypernetwork and embeddings", above=0, sweepable=True)
+    server_momentum: float = setting(0.9, "momentum of hypernetwork and embeddings", low=0, high=0.999, sweepable=True)
+    server_decay: float = setting(1e-3, "weight decay of hypernetwork and embeddings", low=0, sweepable=True)
     representation: Literal["learned", "class-shares"] = setting(
         "learned", "what stands for a client: an embedding that is learned, or its class shares, fixed (appendix C.6)"
     )
@@ -40,7 +40,7 @@ class PFedHN(TrainsBySteps):
     spectral: bool = setting(False, "divide every layer of the hypernetwork by its spectral norm (appendix C.4)")
     personal_head: bool = setting(False, "pFedHN-PC: the last layer stays at the client (its paper: server-lr 0.05)")
     novel_rounds: int = setting(20, "exchanges that fit a latecomer's embedding, hypernetwork frozen", low=1)
-    novel_lr: float = setting(0.1, "Adam's learning rate for a latecomer's embedding", above=0)
+    novel_lr: float = setting(0.1, "Adam's learning rate for a latecomer's embedding", above=0, sweepable=True)
     novel_start: Literal["mean", "random"] = setting("mean", "where it begins: the members' mean, or drawn as theirs")
 
     paper = {"split": "pfedhn", "cohort": 1, "rounds": 5000}
@@ -49,19 +49,16 @@ class PFedHN(TrainsBySteps):
     fixed: bool = made()
     head: tuple[str, ...] = made()
     hyper: Hypernetwork = made()
-    own: learn.SGD = made()
     optimiser: optim.SGD = made()
 
     def build(self) -> None:
-        super().build()
         fixed, head = self.representation == "class-shares", self.task.head if self.personal_head else ()
         if fixed and self.embedding not in (0, self.task.classes):
             raise SettingError(f"--embedding is {self.task.classes} with class shares, one a class; leave it out.")
         width = self.task.classes if fixed else self.embedding or 1 + self.clients // 4
         hyper = Hypernetwork(width, self.task.target(without=head), self.hidden, self.depth, self.spectral)
-        own = replace(self.local, clip=0.0)  # the personal layer is not clipped
         optimiser = optim.SGD(self.server_lr, self.server_momentum, self.server_decay, self.clip, self.schedule)
-        self.set(fixed=fixed, head=head, hyper=hyper, own=own, optimiser=optimiser)
+        self.set(fixed=fixed, head=head, hyper=hyper, optimiser=optimiser)
 
     # on the client
 
@@ -79,7 +76,8 @@ class PFedHN(TrainsBySteps):
         batches = home.batches(self.steps, self.batch)
         if not self.head:
             return self.local.at(home.round).change(self.task.loss, params, batches)
-        mine = learn.Part(self.own.at(home.round), home.memory["head"], home.memory["velocity"])
+        own = replace(self.local, clip=0.0).at(home.round)  # the personal layer is not clipped
+        mine = learn.Part(own, home.memory["head"], home.memory["velocity"])
         parts = [learn.Part(self.local.at(home.round), params), mine]
         body, mine = learn.jointly(lambda both, batch: self.task.loss(both[0] | both[1], batch), parts, batches)
         home.memory = {"head": mine.params, "velocity": mine.velocity}
