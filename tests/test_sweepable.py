@@ -69,7 +69,6 @@ def packed(several: Sequence[Method], rounds: int = ROUNDS) -> tuple[list[Tree],
     for number in range(rounds):
         states = lockstep([partial(one, run, number) for run in range(len(several))])
     scores = evaluate(several, states, lockstep, [ALL] * len(several), number=1)
-    lockstep.close()
     return states, scores, engine
 
 
