@@ -57,7 +57,6 @@ def study(name: str, model: str, rows: int) -> str:
     before = torch.cuda.memory_allocated()
     for _ in training.go():
         training.drain()
-    training.lockstep.close()
     measured = torch.cuda.max_memory_allocated() - before
     at_once, room = engine.largest
     return f"{at_once:8} {measured / GIB:8.2f} GiB {2 * room / GIB:6.2f} GiB"

@@ -2,9 +2,9 @@
 
     python examples/sweep.py
 
-`train.together` takes a list of runs. Those that differ in numbers alone share every exchange with the clients, so on a
-GPU, and for small models on a CPU, many settings cost little more than one. Validation data choose among them; test
-data are looked at for the chosen one.
+`train.together` takes a list of runs. Those that differ in rates and strengths alone share every exchange with the
+clients, so on a GPU, and for small models on a CPU, many settings cost little more than one. Validation data choose
+among them; test data are looked at for the chosen one.
 """
 
 from __future__ import annotations

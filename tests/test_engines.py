@@ -543,7 +543,6 @@ def test_seeds_in_lockstep_may_be_at_models_of_different_sizes(engine: str) -> N
     first, second = lockstep([partial(work, 0, [3, 2]), partial(work, 1, [2])])
     assert [part.tolist() for part in first] == [[3.0] * 4, [2.0] * 4]
     assert [part.tolist() for part in second] == [[4.0] * 4]
-    lockstep.close()
 
 
 @pytest.mark.parametrize(("filters", "together"), [(False, [2]), (True, [1, 1])])
@@ -567,7 +566,6 @@ def test_on_a_cpu_seeds_that_share_filters_go_one_by_one(
 
     lockstep = Lockstep(engine)
     assert lockstep([partial(work, 0), partial(work, 1)]) == [[4.0] * 3, [8.0] * 3]
-    lockstep.close()
     assert counts == together
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from greenlet import getcurrent
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from latecomer.clients import Ask, Engine
-from latecomer.sweep import lockstep as lockstep_module
 from latecomer.sweep.lockstep import Lockstep
 
 
@@ -43,25 +45,15 @@ def run(name: str, *steps: str, error: Exception | None = None) -> Callable[[Eng
     return work
 
 
-class Threads:
-    """The threads that were started since."""
+def test_one_run_is_called_as_it_is() -> None:
+    engine, inside = Counting(), []
 
-    def __init__(self) -> None:
-        self.before = set(threading.enumerate())
+    def work(given: Engine) -> str:
+        inside.append((given, getcurrent()))
+        return run("a", "fit")(given)
 
-    def started(self) -> set[threading.Thread]:
-        return set(threading.enumerate()) - self.before
-
-    def have_ended(self) -> bool:
-        for thread in self.started():
-            thread.join(timeout=5)
-        return not self.started()
-
-
-def test_one_run_needs_no_thread() -> None:
-    threads, engine = Threads(), Counting()
-    assert Lockstep(engine)([run("a", "fit")]) == ["a"]
-    assert not threads.started()
+    assert Lockstep(engine)([work]) == ["a"]
+    assert inside == [(engine, getcurrent())]
     assert engine.calls == [("fit", ["a fit"])]
 
 
@@ -74,7 +66,6 @@ def test_runs_share_their_exchanges() -> None:
         ("fit", ["a fit", "b fit", "c fit"]),
     ]
     assert engine.threads == {threading.get_ident()}, "the caller's thread does the exchanges"
-    lockstep.close()
 
 
 def test_runs_with_unequal_numbers_of_exchanges() -> None:
@@ -83,7 +74,6 @@ def test_runs_with_unequal_numbers_of_exchanges() -> None:
     works = [run("a", "fit"), run("b", "fit", "fit", "fit"), run("c")]
     assert lockstep(works) == ["a", "b", "c"]
     assert engine.calls == [("fit", ["a fit", "b fit"]), ("fit", ["b fit"]), ("fit", ["b fit"])]
-    lockstep.close()
 
 
 def test_runs_that_want_different_steps() -> None:
@@ -91,28 +81,23 @@ def test_runs_that_want_different_steps() -> None:
     lockstep = Lockstep(engine)
     assert lockstep([run("a", "arrive", "score"), run("b", "score")]) == ["a", "b"]
     assert engine.calls == [("arrive", ["a arrive"]), ("score", ["a score", "b score"])]
-    lockstep.close()
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("steps", [(), ("fit",), ("fit", "fit")])
 def test_an_error_in_one_run_reaches_the_caller(place: int, steps: tuple[str, ...]) -> None:
-    threads, lockstep = Threads(), Lockstep(Counting())
+    lockstep = Lockstep(Counting())
     works = [run(name, "fit", "fit", "fit") for name in "abc"]
     works[place] = run("x", *steps, error=ValueError("run x is wrong"))
     with pytest.raises(ValueError, match="run x is wrong"):
         lockstep(works)
     assert lockstep([run("a", "fit"), run("b", "fit"), run("c")]) == ["a", "b", "c"], "it can be used again"
-    lockstep.close()
-    assert threads.have_ended()
 
 
 def test_an_error_in_the_engine_reaches_the_caller() -> None:
-    threads, lockstep = Threads(), Lockstep(Counting(fail_at="fit"))
+    lockstep = Lockstep(Counting(fail_at="fit"))
     with pytest.raises(RuntimeError, match="the device is gone"):
         lockstep([run("a", "describe", "fit"), run("b", "describe", "fit")])
-    lockstep.close()
-    assert threads.have_ended()
 
 
 def test_a_run_cannot_catch_being_abandoned_by_mistake() -> None:
@@ -131,75 +116,90 @@ def test_a_run_cannot_catch_being_abandoned_by_mistake() -> None:
     with pytest.raises(ValueError, match="wrong"):
         lockstep([stubborn, run("x", error=ValueError("wrong"))])
     assert ended == ["stubborn"], "its clean-up ran"
-    lockstep.close()
 
 
-def test_closing_ends_the_threads_and_a_new_call_starts_others() -> None:
-    threads, lockstep = Threads(), Lockstep(Counting())
-    lockstep([run("a"), run("b")])
-    assert len(threads.started()) == 2
-    lockstep.close()
-    assert threads.have_ended()
-    assert lockstep([run("a", "fit"), run("b", "fit")]) == ["a", "b"]
-    lockstep.close()
-    assert threads.have_ended()
+def test_servers_go_on_in_the_order_of_the_runs_and_in_the_callers_thread() -> None:
+    seen: list[tuple[str, int]] = []
+
+    def work(name: str, engine: Engine) -> None:
+        for step in ("describe", "fit"):
+            seen.append((f"{name} {step}", threading.get_ident()))
+            engine.exchange(step, [])
+
+    Lockstep(Counting())([partial(work, name) for name in "ab"])
+    assert [name for name, _ in seen] == ["a describe", "b describe", "a fit", "b fit"]
+    assert {thread for _, thread in seen} == {threading.get_ident()}
 
 
-@pytest.mark.parametrize(("device", "threads", "abreast"), [("cpu", 2, 2), ("cpu", 1, 1), ("cuda", 2, 1)])
-def test_on_a_cpu_as_many_runs_go_on_at_a_time_as_there_are_threads(
-    device: str, threads: int, abreast: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    engine, at_once, most = Counting(), 0, 0
-    engine.device = torch.device(device)
-    lock, together = threading.Lock(), threading.Barrier(abreast)
-
-    def work(engine: Engine) -> str:
-        nonlocal at_once, most
-        with lock:
-            at_once += 1
-            most = max(most, at_once)
-        together.wait(timeout=10)  # until so many are here
-        with lock:
-            at_once -= 1
-        engine.exchange("fit", ["fit"])  # type: ignore[list-item]
-        return "done"
-
-    lockstep = Lockstep(engine)
-    assert lockstep([work] * 4) == ["done"] * 4
-    assert most == abreast
-    assert engine.calls == [("fit", ["fit"] * 4)]
-    lockstep.close()
-
-
-def test_of_runs_side_by_side_the_first_that_failed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    threads, lockstep = Threads(), Lockstep(Counting())
+def test_of_several_runs_that_would_fail_the_first_is_told() -> None:
+    lockstep = Lockstep(Counting())
     with pytest.raises(ValueError, match="b failed"):
         lockstep([run("a", "fit"), run("b", error=ValueError("b failed")), run("c", error=KeyError("c failed"))])
     assert lockstep([run(name, "fit") for name in "abc"]) == ["a", "b", "c"], "and one can go on"
-    lockstep.close()
-    assert threads.have_ended()
 
 
-def test_after_an_interruption_runs_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C reaches the caller while it waits for runs that go on."""
-    threads, lockstep, seen = Threads(), Lockstep(Counting()), 0
-    wait = lockstep_module._Worker.wait
+@pytest.mark.parametrize("where", ["server", "exchange"])
+def test_after_an_interruption_runs_begin_anew(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes while a server calculates, or in the exchange."""
+    engine, ended = Counting(), []
+    lockstep = Lockstep(engine)
 
-    def interrupted(worker: lockstep_module._Worker) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == 2:
-            raise KeyboardInterrupt
-        wait(worker)
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(lockstep_module._Worker, "wait", interrupted)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    with pytest.raises(KeyboardInterrupt):
-        lockstep([run(name, "fit") for name in "abc"])
+    def patient(engine: Engine) -> str:
+        try:
+            engine.exchange("fit", [])
+        finally:
+            ended.append("patient")
+        return "done"
+
+    works = [patient, interrupted if where == "server" else patient]
+    with monkeypatch.context() as patch:
+        if where == "exchange":
+            patch.setattr(engine, "exchange", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lockstep(works)
+    assert ended == ["patient"] * (1 if where == "server" else 2), "their clean-up ran"
     for names in ("def", "ghi"):
         assert lockstep([run(name, "fit", "score") for name in names]) == list(names)
-    lockstep.close()
-    assert not threads.started(), "closed means that all have ended"
+
+
+def test_whether_gradients_are_recorded_is_everybodys_own_affair() -> None:
+    seen: list[tuple[str, bool]] = []
+
+    class Looking(Counting):
+        def exchange(self, step: str, asks: Sequence[Ask]) -> None:
+            seen.append(("exchange", torch.is_grad_enabled()))
+
+    def work(name: str, recorded: bool, engine: Engine) -> None:
+        with torch.set_grad_enabled(recorded):
+            engine.exchange("fit", [])
+            seen.append((name, torch.is_grad_enabled()))
+        engine.exchange("fit", [])
+        seen.append((name, torch.is_grad_enabled()))
+
+    with torch.no_grad():
+        Lockstep(Looking())([partial(work, "a", True), partial(work, "b", False)])
+        assert not torch.is_grad_enabled()
+    off = ("exchange", False)
+    assert seen == [off, ("a", True), ("b", False), off, ("a", False), ("b", False)]
+    assert torch.is_grad_enabled()
+
+
+def test_who_watches_the_caller_sees_the_servers() -> None:
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            operations.append(operation)
+            return operation(*args, **(kwargs or {}))
+
+    operations: list[Any] = []
+
+    def work(engine: Engine) -> float:
+        x = torch.ones(3)
+        engine.exchange("fit", [])
+        return float(x.sum())
+
+    with Seen():
+        assert Lockstep(Counting())([work, work]) == [3.0, 3.0]
+    assert operations.count(torch.ops.aten.ones.default) == operations.count(torch.ops.aten.sum.default) == 2

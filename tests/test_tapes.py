@@ -20,7 +20,6 @@ from latecomer.engines.capture import recorder
 from latecomer.engines.capture.replays import EAGER_CALLS, KEPT
 from latecomer.engines.capture.tapes import TRIES, Tapes
 from latecomer.engines.vector import Vector
-from latecomer.sweep.lockstep import Lockstep
 from latecomer.train import Plan, Training
 
 CALLS = EAGER_CALLS + 2  # as it is, recorded, and compared with what was recorded
@@ -46,12 +45,6 @@ def played(function: Callable[..., Any], *inputs: Callable[[int], Any]) -> int:
         for a, b in zip(torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(expected), strict=True):
             assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
     return calls
-
-
-class Plain:
-    """An engine that nobody asks anything."""
-
-    device = torch.device("cpu")
 
 
 def test_mapped_gradients_are_played_to_the_last_bit() -> None:
@@ -230,25 +223,25 @@ def test_how_many_threads_there_are_does_not_matter_for_some_operations(size: in
 
 
 def test_threads_are_as_many_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for operations that other threads did for the caller."""
+    """Also for operations that were done with other threads than the rest."""
     used: list[int] = []
     change = torch.set_num_threads
     monkeypatch.setattr(torch, "set_num_threads", lambda count: (used.append(count), change(count)))
     before = torch.get_num_threads()
     change(2)
     try:
-        lockstep = Lockstep(Plain())
 
         def function(x: Tensor) -> Tensor:
-            one, other = lockstep([lambda _, scale=scale: x.mul(scale).sum() for scale in (2, 3)])
+            change(1)
+            one, other = (x.mul(scale).sum() for scale in (2, 3))
+            change(2)
             return (one + other) * x
 
         assert played(function, lambda seed: some(seed, 200_000)) == CALLS
-        lockstep.close()
         assert torch.get_num_threads() == 2
     finally:
         change(before)
-    assert used[-3:] == [1, 2, 2], "one for sums of other threads, two for the caller's, and as it was"
+    assert used[-3:] == [1, 2, 2], "one for the sums, two for the rest, and as it was"
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")

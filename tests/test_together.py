@@ -12,167 +12,61 @@ import pytest
 import torch
 
 import toys
-from latecomer import methods, train, tree
-from latecomer.clients import Clients, Engine
+from latecomer import train, tree
 from latecomer.engines import auto
 from latecomer.engines.vector import Vector
 from latecomer.errors import DataError, LatecomerError, MemoryShortage, SettingError, UnknownName
-from latecomer.evaluate import Scores, evaluate
 from latecomer.method import Method
 from latecomer.methods.fedavg import FedAvg
-from latecomer.settings import convert, setting, settings_of
+from latecomer.settings import setting
 from latecomer.sweep import together
-from latecomer.sweep.lockstep import Lockstep
 from latecomer.sweep.packed import Packed
 from latecomer.task import Home
 from latecomer.tree import Tree
 
-ROUNDS = 2
-ALL = torch.arange(len(toys.TRAIN))
-
-
-def scaled(name: str, factor: float) -> Method:
-    """A method with every setting that is a fraction, or several, so much smaller."""
-    usual = toys.method(name, torch.float64)
-    chosen = {}
-    for key, f in settings_of(usual).items():
-        value = getattr(usual, key)
-        if isinstance(value, float):
-            chosen[key] = value * factor
-        elif isinstance(value, tuple) and value and isinstance(value[0], float):
-            chosen[key] = tuple(number * factor for number in value)
-        if key in chosen:
-            assert convert(key, chosen[key], type(value) if isinstance(value, float) else tuple[float, ...]) is not None
-            assert f.metadata["low"] is None or f.metadata["low"] <= 0
-    return toys.method(name, torch.float64, **chosen)
-
-
-def packed(several: Sequence[Method], rounds: int = ROUNDS) -> tuple[list[Tree], list[Scores], Packed]:
-    """States and scores of several methods after some rounds on one engine."""
-    engine = Packed(several, [toys.federation()] * len(several), "cpu")
-    lockstep, states = Lockstep(engine), [toys.start(method) for method in several]
-
-    def one(run: int, number: int, engine: Engine) -> Tree:
-        return several[run].round(states[run], Clients(engine, toys.cohort(number), number, run_index=run))
-
-    for number in range(rounds):
-        states = lockstep([partial(one, run, number) for run in range(len(several))])
-    scores = evaluate(several, states, lockstep, [ALL] * len(several), number=1)
-    lockstep.close()
-    return states, scores, engine
-
-
-def kept(engine: Vector, run: int) -> Tree:
-    """What clients remember; without momentum their velocity matters to nobody, and only some engines write it."""
-    memories = engine.memories(run)
-    if memories and not getattr(engine.methods[run] if isinstance(engine, Packed) else engine.method, "momentum", 0):
-        memories["rows"].pop("velocity", None)
-    return memories
-
-
-def check_alike(several: Sequence[Method]) -> Packed:
-    """Train several methods together and each alone, and compare all there is to compare."""
-    states, scores, engine = packed(several)
-    for run, method in enumerate(several):
-        alone = Vector(method, [toys.federation()], "cpu")
-        state, _ = toys.rounds(method, alone, ROUNDS)
-        assert toys.gap(state, states[run]) < 1e-9
-        assert toys.gap(kept(alone, 0), kept(engine, run)) < 1e-9
-        (expected,) = evaluate([method], [state], Lockstep(alone), [ALL], number=1)
-        assert toys.same(expected.counts, scores[run].counts)
-    return engine
-
-
-APART = {
-    "fedtta-early": {"fit"},
-    "knnper": {"score"},
-    "knnper-fifo": {"score"},
-    "knnper-prototypes": {"score"},
-    "odpflhn-private": {"backprop", "describe", "request"},
-    "pfedgp": {"fit"},
-}
-"""Steps that cannot take every fraction among their settings as a tensor; all other steps of all methods can."""
-
-
-@pytest.mark.parametrize("name", [*sorted(methods.names()), *toys.VARIANTS])
-def test_every_method_with_all_its_numbers_changed(name: str) -> None:
-    several = [toys.method(name, torch.float64), scaled(name, 0.9), scaled(name, 0.6)]
-    engine = check_alike(several)
-    assert engine.ways
-    assert engine.apart == APART.get(name, set())
-
-
-@pytest.mark.parametrize("name", ["fedavg", "pfedhn-pc", "fedrep"])
-@pytest.mark.parametrize("setting", ["momentum", "weight_decay", "clip"])
-def test_zero_means_not_at_all_also_beside_others(name: str, setting: str) -> None:
-    engine = check_alike([toys.method(name, torch.float64, lr=0.3, **{setting: value}) for value in (0.0, 0.5, 0.05)])
-    assert not engine.apart
-
-
-def test_settings_do_make_a_difference() -> None:
-    """Else all of the above would hold for an engine that gives every run the numbers of the first."""
-    states, _, _ = packed([toys.method("fedavg", torch.float64, lr=lr) for lr in (0.1, 0.2)])
-    assert toys.gap(states[0], states[1]) > 1e-3
-
-
-# steps that cannot take a tensor
+# declarations
 
 
 @dataclass(frozen=True, kw_only=True)
 class Careful(FedAvg):
-    """Decides by one number, calculates with another, and may fail."""
+    """Decides by one number, says falsely that it does not by another, and may fail."""
 
     shrink: float = setting(0.0, "what is taken from every change")
+    stretch: float = setting(0.0, "what is added to every change", sweepable=True)
     fail: bool = setting(False, "whether a client raises")
 
     def fit(self, home: Home, *, params: Tree) -> Tree:
-        change = self.local.change(self.task.loss, params, home.epochs(self.epochs, self.batch))
+        change = super().fit(home, params=params)
         if self.fail:
             raise ValueError("the client is tired")
-        return tree.scale(change, 1 - self.shrink) if self.shrink else change
+        change = tree.scale(change, 1 - self.shrink) if self.shrink else change
+        return tree.scale(change, 1 + self.stretch) if self.stretch else change
 
 
-Double = toys.doubled(Careful)
+def careful(**settings: Any) -> tuple[Method, Any]:
+    sizes = {"task": toys.task(), "clients": len(toys.TRAIN), "members": toys.MEMBERS}
+    return Careful(**sizes, batch=8, **settings), toys.federation()
 
 
-def careful(**settings: Any) -> Method:
-    sizes = {"task": toys.task(torch.float64), "clients": len(toys.TRAIN), "members": toys.MEMBERS}
-    return Double(**sizes, batch=8, **settings)
+def test_what_is_not_sweepable_may_be_decided_by() -> None:
+    runs = [careful(shrink=shrink) for shrink in (0.0, 0.1, 0.1, 0.5)]
+    assert groups(*runs) == [[0], [1, 2], [3]], "equal methods stay together"
+    assert results(runs) == [alone(*run) for run in runs]
+    runs = [careful(lr=lr, shrink=0.1) for lr in (0.1, 0.2)]
+    assert groups(*runs) == [[0, 1]], "what does not differ may be decided by"
+    assert results(runs) == [alone(*run) for run in runs]
 
 
-def test_a_step_that_decides_by_a_number_is_done_one_method_after_the_other() -> None:
-    engine = check_alike([careful(shrink=shrink) for shrink in (0.0, 0.1, 0.1, 0.5)])
-    assert engine.apart == {"fit"}
-    assert engine.kinds == [0, 1, 1, 3], "equal methods stay together"
-    engine = check_alike([careful(lr=lr, shrink=0.1) for lr in (0.1, 0.2)])
-    assert not engine.apart, "what does not differ may be decided by"
+def test_a_step_that_decides_by_a_sweepable_number_is_told() -> None:
+    runs = [careful(stretch=stretch) for stretch in (0.1, 0.2)]
+    with pytest.raises(RuntimeError, match="data-dependent control flow"):
+        results(runs)
+    assert results(runs[:1]) == [alone(*runs[0])], "alone it is a plain number"
 
 
 def test_what_is_wrong_with_a_step_is_not_hidden() -> None:
     with pytest.raises(ValueError, match="the client is tired"):
-        packed([careful(lr=lr, fail=True) for lr in (0.1, 0.2)])
-
-
-def test_an_error_after_the_first_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    several = [careful(lr=lr) for lr in (0.1, 0.2)]
-    engine = Packed(several, [toys.federation()] * 2, "cpu", chunk=4)
-    compute = engine._compute
-
-    def limited(step: str, asks: Any, first: int, rows: int) -> Any:
-        if first:
-            raise RuntimeError("the device is gone")
-        return compute(step, asks, first, rows)
-
-    monkeypatch.setattr(engine, "_compute", limited)
-    works = [
-        lambda engine, run=run: several[run].round(
-            toys.start(several[run]), Clients(engine, toys.cohort(0), 0, run_index=run)
-        )
-        for run in range(2)
-    ]
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        Lockstep(engine)(works)
-    assert not engine.apart
+        results([careful(lr=lr, fail=True) for lr in (0.1, 0.2)])
 
 
 # memory

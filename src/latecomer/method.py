@@ -184,11 +184,11 @@ class Method(ABC):
 class TrainsBySGD(Method):
     """A method whose clients train by SGD; how long they do, it says itself or one of the next two."""
 
-    lr: float = setting(0.05, "local learning rate", above=0)
+    lr: float = setting(0.05, "local learning rate", above=0, sweepable=True)
     batch: int = setting(32, "examples a batch", low=1)
-    momentum: float = setting(0.0, "local momentum, within a round", low=0, high=0.999)
-    weight_decay: float = setting(0.0, "local weight decay", low=0)
-    clip: float = setting(0.0, "largest gradient norm in local training; 0: no limit", low=0)
+    momentum: float = setting(0.0, "local momentum, within a round", low=0, high=0.999, sweepable=True)
+    weight_decay: float = setting(0.0, "local weight decay", low=0, sweepable=True)
+    clip: float = setting(0.0, "largest gradient norm in local training; 0: no limit", low=0, sweepable=True)
 
     @property
     def local(self) -> learn.SGD:
@@ -206,12 +206,12 @@ class TrainsByPasses(TrainsBySGD):
 class TrainsBySteps(TrainsBySGD):
     """So many batches a round, whatever a client's data: what pFedHN and its kin share."""
 
-    lr: float = setting(5e-3, "local learning rate", above=0)
+    lr: float = setting(5e-3, "local learning rate", above=0, sweepable=True)
     steps: int = setting(50, "local batches a round", low=1)
     batch: int = setting(64, "examples a batch", low=1)
-    momentum: float = setting(0.9, "local momentum, within a round", low=0, high=0.999)
-    weight_decay: float = setting(5e-5, "local weight decay", low=0)
-    clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0)
+    momentum: float = setting(0.9, "local momentum, within a round", low=0, high=0.999, sweepable=True)
+    weight_decay: float = setting(5e-5, "local weight decay", low=0, sweepable=True)
+    clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0, sweepable=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,10 +39,15 @@ def setting(
     high: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    sweepable: bool = False,
 ) -> Any:
-    """A field with its meaning, and the range of a number: `low` <= value <= `high`, `above` < value < `below`."""
+    """A field with its meaning, and the range of a number: `low` <= value <= `high`, `above` < value < `below`.
+
+    With a `sweepable` number a method's client steps only calculate, so runs that differ in it can share a map: there
+    it is a tensor, one number a row. What decides (`if self.proxy`), counts or shapes something is not sweepable.
+    """
     limits = {"low": low, "above": above, "high": high, "below": below}
-    return field(default=default, metadata={"meaning": meaning, "limits": limits})
+    return field(default=default, metadata={"meaning": meaning, "limits": limits, "sweepable": sweepable})
 
 
 def parse(kind: type[T], values: Mapping[str, Any], *, known: Iterable[str] = ()) -> T:

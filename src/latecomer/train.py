@@ -171,15 +171,12 @@ class Training:
 
     def complete(self, progress: Callable[[dict[str, Any]], None] | None = None) -> list[tuple[Scores, Scores | None]]:
         """Train to the end, without a folder, and return the final scores."""
-        try:
-            for metrics in self.go():
-                if metrics is not None:
-                    self.drain()
-                    if progress is not None:
-                        progress(metrics)
-            return self.final()
-        finally:
-            self.lockstep.close()
+        for metrics in self.go():
+            if metrics is not None:
+                self.drain()
+                if progress is not None:
+                    progress(metrics)
+        return self.final()
 
     def finish(self) -> tuple[dict[str, Any], list[tuple[Scores, Scores | None]]]:
         """The result, and every client's score, at each run's best round; latecomers arrive now."""
@@ -190,7 +187,6 @@ class Training:
         """The scores of members and latecomers at each run's best round."""
         best = [found for found in self.best if found is not None]
         late = self._late([found.state for found in best])
-        self.lockstep.close()
         return [(found.scores, scores) for found, scores in zip(best, late, strict=True)]
 
     def result(self, scores: Sequence[tuple[Scores, Scores | None]], runs: slice = slice(None)) -> dict[str, Any]:

@@ -197,7 +197,6 @@ def test_the_run_is_the_papers_on_cifar() -> None:
     assert training.methods[0].schedule == Schedule("step", 200)
     assert training.cohort(0, 0).tolist() == list(range(9))
     assert (training.methods[0].batch, training.methods[0].epochs) == (128, 1)  # type: ignore[attr-defined]
-    training.lockstep.close()
 
 
 def test_without_validation_examples_or_labels_the_model_stands_alone() -> None:

@@ -20,7 +20,6 @@ from ..data.rotate import turns
 from ..errors import DataError
 from ..ops.examples import take
 from ..ops.shuffle import draw, lot, mix, normal, purpose
-from ..sweep.alike import same
 from ..task import Batch, labelled, one_hot
 from ..tree import Tree
 
@@ -37,7 +36,7 @@ class Homes:
     def __init__(self, federations: Sequence[Federation], device: torch.device, dtype: torch.dtype) -> None:
         examples = federations[0].examples
         distinct = list(dict.fromkeys(federations))  # runs that differ in settings have one federation
-        if not all(same(examples, other.examples) for other in distinct[1:]):
+        if not all(examples.same_as(other.examples) for other in distinct[1:]):
             raise DataError("Federations that are trained together must share their examples; these do not.")
         self.federations = federations
         self.y = examples.y.to(device)

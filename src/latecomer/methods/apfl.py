@@ -15,7 +15,11 @@ from ..method import Batch, Clients, Generator, Home, Sending, Tensor, TrainsByP
 @dataclass(frozen=True, kw_only=True)
 class APFL(TrainsByPasses):
     mix: float = setting(
-        0.5, "share of the personal weights in the mixture (alpha); where it begins, if adaptive", low=0, high=1
+        0.5,
+        "share of the personal weights in the mixture (alpha); where it begins, if adaptive",
+        low=0,
+        high=1,
+        sweepable=True,
     )
     adaptive: bool = setting(False, "let every client learn its own share, by one gradient step a round")
     arrive_epochs: int = setting(20, "passes over the data of a client that has no personal weights yet", low=1)

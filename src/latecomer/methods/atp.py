@@ -19,7 +19,7 @@ class ATP(TrainsByPasses):
     warmup: int = setting(
         200, "first rounds of plain FedAvg; then the model is left alone and rates are learned", low=0
     )
-    rate_lr: float = setting(0.1, "learning rate of the adaptation rates", above=0)
+    rate_lr: float = setting(0.1, "learning rate of the adaptation rates", above=0, sweepable=True)
     learn_on: Literal["train", "val"] = setting(
         "train", "members learn rates on batches of their training data, or on their validation data (authors' code)"
     )

@@ -17,8 +17,8 @@ from ..task import one_hot
 
 @dataclass(frozen=True, kw_only=True)
 class ClusteredFL(TrainsByPasses):
-    eps1: float = setting(0.05, "a cluster whose mean update is shorter than this stands still", low=0)
-    eps2: float = setting(0.1, "a client whose update is longer than this still pulls", low=0)
+    eps1: float = setting(0.05, "a cluster whose mean update is shorter than this stands still", low=0, sweepable=True)
+    eps2: float = setting(0.1, "a client whose update is longer than this still pulls", low=0, sweepable=True)
     clusters: int = setting(8, "largest number of clusters", low=1)
 
     needs_labels = False  # a latecomer without labels takes the model of the largest cluster

@@ -13,7 +13,9 @@ from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, 
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(TrainsByPasses):
-    lambda_prox: float = setting(1.0, "strength of the pull on a personal model to the common one (lambda)", low=0)
+    lambda_prox: float = setting(
+        1.0, "strength of the pull on a personal model to the common one (lambda)", low=0, sweepable=True
+    )
     personal_epochs: int = setting(1, "local passes over the data a round for the personal model", low=1)
     arrive_epochs: int = setting(20, "passes over the data of a client that has no personal model yet", low=1)
 

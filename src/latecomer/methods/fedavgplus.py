@@ -9,7 +9,7 @@ from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgPlus(TrainsByPasses):
     tune_epochs: int = setting(5, "passes over the data in fine-tuning", low=1)
-    tune_lr: float = setting(0.01, "learning rate of fine-tuning", above=0)
+    tune_lr: float = setting(0.01, "learning rate of fine-tuning", above=0, sweepable=True)
 
     # on the client
 

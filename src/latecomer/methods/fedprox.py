@@ -12,7 +12,9 @@ STEP, PATIENCE = 0.1, 5  # the paper's: mu grows or shrinks by 0.1, and shrinks 
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(TrainsByPasses):
-    mu: float = setting(1.0, "strength of the proximal term mu/2 |w - w_t|^2; where it begins, if adaptive", low=0)
+    mu: float = setting(
+        1.0, "strength of the proximal term mu/2 |w - w_t|^2; where it begins, if adaptive", low=0, sweepable=True
+    )
     adaptive: bool = setting(True, "let mu grow when the training loss rises and shrink when it keeps falling")
 
     needs_labels = False  # a latecomer takes the common model as it is

@@ -13,7 +13,7 @@ from ..method import Clients, Generator, Home, Sending, Tensor, TrainsBySGD, Tre
 class FedRep(TrainsBySGD):
     head_epochs: int = setting(5, "local passes over the data a round that train the head, body fixed", low=1)
     body_epochs: int = setting(1, "local passes over the data a round that train the body, head fixed", low=1)
-    momentum: float = setting(0.5, "local momentum, within a phase", low=0, high=0.999)
+    momentum: float = setting(0.5, "local momentum, within a phase", low=0, high=0.999, sweepable=True)
     novel_epochs: int = setting(20, "passes over the data of a newcomer, which trains its head, body fixed", low=1)
 
     # on the client

@@ -15,9 +15,9 @@ from ..nets.objective import LearnedLoss
 
 @dataclass(frozen=True, kw_only=True)
 class FedTTA(Method):
-    lr: float = setting(0.01, "learning rate of the common model", above=0)
-    judge_lr: float = setting(0.01, "learning rate of the network that judges logits", above=0)
-    inner_lr: float = setting(0.01, "learning rate of a client that adapts the common model", above=0)
+    lr: float = setting(0.01, "learning rate of the common model", above=0, sweepable=True)
+    judge_lr: float = setting(0.01, "learning rate of the network that judges logits", above=0, sweepable=True)
+    inner_lr: float = setting(0.01, "learning rate of a client that adapts the common model", above=0, sweepable=True)
     steps: int = setting(10, "local batches a round", low=1)
     batch: int = setting(25, "examples a batch", low=1)
     inner_steps: int = setting(1, "steps of adaptation on every batch in training", low=1)
@@ -26,9 +26,9 @@ class FedTTA(Method):
         0, "FedTTA++: steps without less entropy after which adaptation stops, and goes back; 0: all steps", low=0
     )
     proxy: float = setting(0.0, "FedTTA-Prox: how strongly local predictions are held near the common model's", low=0)
-    momentum: float = setting(0.9, "momentum of the judge, within a round", low=0, high=0.999)
-    weight_decay: float = setting(1e-4, "weight decay of model and judge, in adaptation too", low=0)
-    clip: float = setting(10.0, "largest gradient norm of model and judge; 0: no limit", low=0)
+    momentum: float = setting(0.9, "momentum of the judge, within a round", low=0, high=0.999, sweepable=True)
+    weight_decay: float = setting(1e-4, "weight decay of model and judge, in adaptation too", low=0, sweepable=True)
+    clip: float = setting(10.0, "largest gradient norm of model and judge; 0: no limit", low=0, sweepable=True)
     width: int = setting(32, "width of the judge", low=1)
     depth: int = setting(3, "hidden layers of the judge", low=1)
 

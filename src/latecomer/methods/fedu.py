@@ -14,7 +14,7 @@ from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, 
 
 @dataclass(frozen=True, kw_only=True)
 class FedU(TrainsByPasses):
-    mu: float = setting(0.1, "how strongly models are drawn towards each other; 0: not at all", low=0)
+    mu: float = setting(0.1, "how strongly models are drawn towards each other; 0: not at all", low=0, sweepable=True)
     novel_epochs: int = setting(5, "passes over the data of a newcomer, from the mean of the models", low=1)
 
     needs_labels = False  # without them a latecomer stays at the mean of the members' models

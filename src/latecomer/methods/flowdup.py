@@ -22,11 +22,13 @@ from ..nets.subspace import Subspace
 
 @dataclass(frozen=True, kw_only=True)
 class FLowDUP(InSubspace):
-    lr: float = setting(0.1, "local learning rate (eta_l)", above=0)
+    lr: float = setting(0.1, "local learning rate (eta_l)", above=0, sweepable=True)
     batch: int = setting(50, "examples a batch (B); one half generates a model, the other scores it", low=2)
-    clip: float = setting(1.0, "largest gradient norm in local training; 0: no limit", low=0)
+    clip: float = setting(1.0, "largest gradient norm in local training; 0: no limit", low=0, sweepable=True)
     loss: Literal["mean", "sum"] = setting("mean", "over the scored half of a batch: the mean loss, or (paper) the sum")
-    lambda_reg: float = setting(1e-4, "strength of the pull on a client's place to psi_r (lambda)", low=0)
+    lambda_reg: float = setting(
+        1e-4, "strength of the pull on a client's place to psi_r (lambda)", low=0, sweepable=True
+    )
     learned_regulariser: bool = setting(True, "psi_r is learned; else it is 0 (equation 31)")
     encoder: str = setting(
         "model", "h1: the client model (model), or one of `latecomer list models`, with another last layer"
@@ -34,8 +36,12 @@ class FLowDUP(InSubspace):
     embedding: int = setting(256, "outputs of h1", low=1)
     hidden: int = setting(256, "width of the hidden layer of h2", low=1)
     server: Literal["adam", "sgd"] = setting("adam", "how the server follows the mean change")
-    server_lr: float = setting(1e-3, "the server's learning rate (eta_g); with sgd, 1 adds the mean change", above=0)
-    server_beta: float = setting(0.99, "Adam's memory of squared gradients on the server (beta 2)", low=0, high=0.9999)
+    server_lr: float = setting(
+        1e-3, "the server's learning rate (eta_g); with sgd, 1 adds the mean change", above=0, sweepable=True
+    )
+    server_beta: float = setting(
+        0.99, "Adam's memory of squared gradients on the server (beta 2)", low=0, high=0.9999, sweepable=True
+    )
 
     paper = {"cohort": 100, "rounds": 1000, "cohort_labelled": 0.9}
     needs_labels = False  # equation 3: h sees examples only

@@ -25,9 +25,9 @@ Vote = Callable[[Tensor], Tensor]  # from features to class shares, one layer fo
 
 @dataclass(frozen=True, kw_only=True)
 class KnnPer(TrainsByPasses):
-    lr: float = setting(0.03, "local learning rate", above=0)
+    lr: float = setting(0.03, "local learning rate", above=0, sweepable=True)
     batch: int = setting(128, "examples a batch", low=1)
-    weight_decay: float = setting(5e-4, "local weight decay", low=0)
+    weight_decay: float = setting(5e-4, "local weight decay", low=0, sweepable=True)
     neighbours: tuple[int, ...] = setting((10,), "nearest examples that vote (k); of several a client chooses", low=1)
     sigma: tuple[float, ...] = setting(
         (1.0,), "scale of distances: the smaller, the more the nearest count; of several a client chooses", above=0
@@ -39,15 +39,15 @@ class KnnPer(TrainsByPasses):
         True, "validation examples join the datastore once a client has chosen (not where data arrive in time)"
     )
     kernel: Kernel = setting("distance", "votes weigh exp(-distance / sigma), or as in the authors' code by its square")
-    capacity: float = setting(1.0, "share of its examples that a client keeps in the datastore", above=0, high=1)
-    weak: float = setting(0.0, "share of the clients that are weak, drawn at random", low=0, high=1)
-    weak_capacity: float = setting(0.1, "a weak client's capacity; 0: it has the common model alone", low=0, high=1)
+    capacity: float = setting(1.0, "share of its examples that a client keeps", above=0, high=1, sweepable=True)
+    weak: float = setting(0.0, "share of the clients that are weak, drawn at random", low=0, high=1, sweepable=True)
+    weak_capacity: float = setting(0.1, "a weak client's capacity; 0: no datastore", low=0, high=1, sweepable=True)
     datastore: Rule = setting("all", "what it holds: all examples, or as they arrive the latest, all so far, the first")
-    first: float = setting(0.5, "arriving data: share of the examples that are there at the beginning", low=0, high=1)
+    first: float = setting(0.5, "arriving data: share that is there at the beginning", low=0, high=1, sweepable=True)
     prototypes: int = setting(0, "learned prototypes a class in the place of examples (ProtoNN); 0: none", low=0)
     projection: int = setting(0, "width of the prototypes' learned projection; 0: the features as they are", low=0)
     prototype_steps: int = setting(100, "gradient steps that fit the prototypes", low=0)
-    prototype_lr: float = setting(0.01, "learning rate of the prototypes", above=0)
+    prototype_lr: float = setting(0.01, "learning rate of the prototypes", above=0, sweepable=True)
     search: Search = setting("auto", "how neighbours are found; auto: by FAISS where that is installed and pays")
 
     paper = {"rounds": 200, "cohort": 0, "lr_schedule": "step"}  # on CIFAR-10 and CIFAR-100

@@ -14,7 +14,7 @@ from ..method import Clients, Generator, Home, InSubspace, Sending, Tensor, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class LDFedAvg(InSubspace):
-    lr: float = setting(1.0, "local learning rate, of v", above=0)
+    lr: float = setting(1.0, "local learning rate, of v", above=0, sweepable=True)
     batch: int = setting(50, "examples a batch", low=1)
 
     paper = {"cohort": 100, "rounds": 1000}

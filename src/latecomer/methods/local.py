@@ -7,9 +7,9 @@ from ..method import Batches, Clients, Generator, Home, Sending, Tensor, TrainsB
 
 @dataclass(frozen=True, kw_only=True)
 class Local(TrainsBySteps):
-    lr: float = setting(0.01, "learning rate", above=0)
+    lr: float = setting(0.01, "learning rate", above=0, sweepable=True)
     batch: int = setting(32, "examples a batch", low=1)
-    clip: float = setting(50.0, "largest gradient norm; 0: no limit", low=0)
+    clip: float = setting(50.0, "largest gradient norm; 0: no limit", low=0, sweepable=True)
     alone: int = setting(40, "passes over the data of a latecomer, which trains when it arrives", low=1)
 
     # on the client

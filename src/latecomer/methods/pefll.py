@@ -19,16 +19,18 @@ from ..replies import Replies
 
 @dataclass(frozen=True, kw_only=True)
 class PeFLL(Method):
-    lr: float = setting(2e-3, "local learning rate", above=0)
+    lr: float = setting(2e-3, "local learning rate", above=0, sweepable=True)
     steps: int = setting(50, "local batches a round (k)", low=1)
     batch: int = setting(32, "examples a batch", low=1)
     describe_batch: int = setting(0, "examples in the batch that describes a client in training; 0: as --batch", low=0)
-    momentum: float = setting(0.9, "local momentum", low=0, high=0.999)
-    clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0)
-    server_lr: float = setting(2e-4, "Adam's learning rate for embedding network and hypernetwork (beta)", above=0)
-    lambda_h: float = setting(1e-3, "regulariser of the hypernetwork", low=0)
-    lambda_v: float = setting(1e-3, "regulariser of the embedding network", low=0)
-    lambda_theta: float = setting(5e-5, "regulariser of the personal model", low=0)
+    momentum: float = setting(0.9, "local momentum", low=0, high=0.999, sweepable=True)
+    clip: float = setting(50.0, "largest gradient norm, local and on the server; 0: no limit", low=0, sweepable=True)
+    server_lr: float = setting(
+        2e-4, "Adam's learning rate for embedding network and hypernetwork (beta)", above=0, sweepable=True
+    )
+    lambda_h: float = setting(1e-3, "regulariser of the hypernetwork", low=0, sweepable=True)
+    lambda_v: float = setting(1e-3, "regulariser of the embedding network", low=0, sweepable=True)
+    lambda_theta: float = setting(5e-5, "regulariser of the personal model", low=0, sweepable=True)
     regularise: Literal["step", "gradient"] = setting(
         "step", "lambda-h and lambda-v shrink the weights before a step (lines 17 and 18), or enter Adam's gradient"
     )

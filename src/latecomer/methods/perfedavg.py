@@ -12,9 +12,13 @@ class PerFedAvg(Method):
     variant: Literal["first", "hessian-free"] = setting(
         "first", "how the second derivative is dealt with: left out, or taken from a difference of gradients"
     )
-    inner_lr: float = setting(0.01, "learning rate of a client that adapts the common model (alpha)", above=0)
-    outer_lr: float = setting(0.05, "learning rate of the common model (beta)", above=0)
-    delta: float = setting(1e-3, "hessian-free: how far along the gradient the differences are taken", above=0)
+    inner_lr: float = setting(
+        0.01, "learning rate of a client that adapts the common model (alpha)", above=0, sweepable=True
+    )
+    outer_lr: float = setting(0.05, "learning rate of the common model (beta)", above=0, sweepable=True)
+    delta: float = setting(
+        1e-3, "hessian-free: how far along the gradient the differences are taken", above=0, sweepable=True
+    )
     epochs: int = setting(1, "local passes over the data a round", low=1)
     batch: int = setting(32, "examples in each of the two or three batches of a local step", low=1)
     adapt_epochs: int = setting(1, "passes over the data of a client that adapts the common model for its use", low=1)

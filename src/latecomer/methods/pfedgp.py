@@ -23,11 +23,11 @@ from ..nets.net import Net
 
 @dataclass(frozen=True, kw_only=True)
 class PFedGP(TrainsBySteps):
-    lr: float = setting(5e-2, "local learning rate", above=0)
+    lr: float = setting(5e-2, "local learning rate", above=0, sweepable=True)
     steps: int = setting(1, "local steps a round", low=1)
     batch: int = setting(512, "at most so many examples a step; prediction takes all of a client's", low=2)
-    weight_decay: float = setting(1e-3, "local weight decay", low=0)
-    clip: float = setting(50.0, "largest gradient norm; 0: no limit", low=0)
+    weight_decay: float = setting(1e-3, "local weight decay", low=0, sweepable=True)
+    clip: float = setting(50.0, "largest gradient norm; 0: no limit", low=0, sweepable=True)
     embedding: int = setting(84, "size of an embedding: the outputs of the model's last layer", low=1)
     objective: Literal["predictive", "marginal"] = setting(
         "predictive", "what a step raises: the likelihood of held-out labels given the others, or of all labels"
@@ -36,8 +36,8 @@ class PFedGP(TrainsBySteps):
     gibbs_steps: int = setting(5, "steps of Gibbs sampling", low=1)
     draws: int = setting(20, "chains of Gibbs sampling in training", low=1)
     predict_draws: int = setting(30, "chains of Gibbs sampling when predicting", low=1)
-    scale: float = setting(8.0, "variance of the latent function", above=0)
-    length: float = setting(1.0, "length scale of the kernel", above=0)
+    scale: float = setting(8.0, "variance of the latent function", above=0, sweepable=True)
+    length: float = setting(1.0, "length scale of the kernel", above=0, sweepable=True)
     average: Literal["probability", "log"] = setting(
         "probability", "over the latent value: mean of the probability, or exp of the mean of its log (authors' code)"
     )

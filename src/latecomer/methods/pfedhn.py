@@ -20,9 +20,9 @@ from ..nets.hyper import Hypernetwork
 
 @dataclass(frozen=True, kw_only=True)
 class PFedHN(TrainsBySteps):
-    server_lr: float = setting(1e-2, "learning rate of hypernetwork and embeddings", above=0)
-    server_momentum: float = setting(0.9, "momentum of hypernetwork and embeddings", low=0, high=0.999)
-    server_decay: float = setting(1e-3, "weight decay of hypernetwork and embeddings", low=0)
+    server_lr: float = setting(1e-2, "learning rate of hypernetwork and embeddings", above=0, sweepable=True)
+    server_momentum: float = setting(0.9, "momentum of hypernetwork and embeddings", low=0, high=0.999, sweepable=True)
+    server_decay: float = setting(1e-3, "weight decay of hypernetwork and embeddings", low=0, sweepable=True)
     representation: Literal["learned", "class-shares"] = setting(
         "learned", "what stands for a client: an embedding that is learned, or its class shares, fixed (appendix C.6)"
     )
@@ -32,7 +32,7 @@ class PFedHN(TrainsBySteps):
     spectral: bool = setting(False, "divide every layer of the hypernetwork by its spectral norm (appendix C.4)")
     personal_head: bool = setting(False, "pFedHN-PC: the last layer stays at the client (its paper: server-lr 0.05)")
     novel_rounds: int = setting(20, "exchanges that fit a latecomer's embedding, hypernetwork frozen", low=1)
-    novel_lr: float = setting(0.1, "Adam's learning rate for a latecomer's embedding", above=0)
+    novel_lr: float = setting(0.1, "Adam's learning rate for a latecomer's embedding", above=0, sweepable=True)
     novel_start: Literal["mean", "random"] = setting("mean", "where it begins: the members' mean, or drawn as theirs")
 
     paper = {"split": "pfedhn", "cohort": 1, "rounds": 5000}

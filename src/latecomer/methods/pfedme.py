@@ -15,13 +15,15 @@ from ..method import Batches, Clients, Generator, Home, Method, Sending, Tensor,
 
 @dataclass(frozen=True, kw_only=True)
 class PFedMe(Method):
-    lambda_prox: float = setting(15.0, "strength of the pull on a personal model to the common one (lambda)", above=0)
-    lr: float = setting(0.05, "learning rate of a client's copy of the common model (eta)", above=0)
-    inner_lr: float = setting(0.05, "learning rate of the personal model", above=0)
+    lambda_prox: float = setting(
+        15.0, "strength of the pull on a personal model to the common one (lambda)", above=0, sweepable=True
+    )
+    lr: float = setting(0.05, "learning rate of a client's copy of the common model (eta)", above=0, sweepable=True)
+    inner_lr: float = setting(0.05, "learning rate of the personal model", above=0, sweepable=True)
     inner_steps: int = setting(3, "gradient steps of the personal model on every batch (K)", low=1)
     steps: int = setting(20, "local batches a round (R)", low=1)
     batch: int = setting(32, "examples a batch", low=1)
-    beta: float = setting(1.0, "how far the server goes towards the mean of the clients", above=0)
+    beta: float = setting(1.0, "how far the server goes towards the mean of the clients", above=0, sweepable=True)
     arrive_epochs: int = setting(20, "passes over the data of a client that has no personal model yet", low=1)
     arrive_around: Literal["copy", "common"] = setting(
         "copy",

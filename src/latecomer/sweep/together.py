@@ -1,16 +1,17 @@
-"""Many settings at once: runs whose methods differ in numbers alone share every exchange, as seeds do.
+"""Many settings at once: runs whose methods differ in sweepable settings alone share every exchange, as seeds do.
 
     train.together([(FedAvg(lr=lr, ...), federation) for lr in (0.01, 0.03, 0.1)], rounds=200, cohort=10)
 
 Each run has its own method, seeds and states; what its clients do is done in one map with the others
-(sweep/packed.py). Runs that differ in more than numbers (in the batch size, the model, the data, the plan) form
+(sweep/packed.py). Runs that differ in more (in the batch size, the model, the data, the plan) form
 another pack, and packs are trained one after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from ..data.federation import Federation
 from ..errors import SettingError, UnknownName
 from ..evaluate import AT_ONCE
 from ..method import Method
-from .alike import Unlike, same, ways
+from ..nets.net import Net
 
 if TYPE_CHECKING:
     from ..train import Plan
@@ -118,13 +119,29 @@ def _alike(runs: Sequence[_Run]) -> list[list[_Run]]:
 
 
 def _can_share(a: _Run, b: _Run) -> bool:
-    """Methods that differ in numbers alone, the same plan, and the same examples."""
-    examples = [run.federations[0].examples for run in (a, b)]
-    try:
-        ways(a.method, b.method)
-    except Unlike:
+    """Methods that differ in sweepable settings alone, the same plan, and the same examples."""
+    if type(a.method) is not type(b.method) or a.plan != b.plan:
         return False
-    return a.plan == b.plan and same(*examples)
+    fixed = [field.name for field in fields(a.method) if field.init and not field.metadata.get("sweepable")]
+    alike = all(_same(getattr(a.method, name), getattr(b.method, name)) for name in fixed)
+    return alike and a.federations[0].examples.same_as(b.federations[0].examples)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values are equal, part by part. Networks are if they are built alike; what cannot tell is not."""
+    if a is b or type(a) is not type(b):
+        return a is b
+    if isinstance(a, Net):
+        return _same(a.build, b.build)
+    if isinstance(a, partial):
+        return _same((a.func, a.args, a.keywords), (b.func, b.args, b.keywords))
+    if is_dataclass(a):  # a task
+        return all(_same(getattr(a, field.name), getattr(b, field.name)) for field in fields(a) if field.init)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(part, b[key]) for key, part in a.items())
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return (a == b) is True
 
 
 def _fastest(method: Method, federations: Sequence[Federation], device: torch.device, graphs: bool) -> str:
