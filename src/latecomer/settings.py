@@ -47,7 +47,7 @@ def setting(
     it is a tensor, one number a row. What decides (`if self.proxy`), counts or shapes something is not sweepable.
     """
     limits = {"low": low, "above": above, "high": high, "below": below}
-    return field(default=default, metadata={"meaning": meaning, "limits": limits, "sweepable": sweepable})
+    return field(default=default, metadata={"meaning": meaning, "sweepable": sweepable, **limits})
 
 
 def parse(kind: type[T], values: Mapping[str, Any], *, known: Iterable[str] = ()) -> T:
@@ -64,7 +64,7 @@ def complete(kind: Any, values: Mapping[str, Any], *, known: Iterable[str] = ())
     whole = {}
     for name, f in fields.items():
         whole[name] = convert(name, values.get(name, f.default), hints[name])
-        _check_range(name, whole[name], f)
+        _check_range(name, whole[name], _limits(f))
     return whole
 
 
@@ -78,11 +78,10 @@ def settings_of(kind: Any) -> dict[str, dataclasses.Field[Any]]:
     return {f.name: f for f in dataclasses.fields(kind) if "meaning" in f.metadata}
 
 
-def _check_range(name: str, value: Any, f: dataclasses.Field[Any]) -> None:
+def _check_range(name: str, value: Any, limits: Mapping[str, float]) -> None:
     for number in value if isinstance(value, tuple) else (value,):
         if not isinstance(number, int | float) or isinstance(number, bool):
             continue
-        limits = _limits(f)
         endless = isinstance(number, float) and not math.isfinite(number)
         if endless or not all(LIMITS[key][0](number, limit) for key, limit in limits.items()):
             raise SettingError(f"{flag(name)} must be {_in_words(limits) or 'a finite number'}; got {number}.")
@@ -91,7 +90,7 @@ def _check_range(name: str, value: Any, f: dataclasses.Field[Any]) -> None:
 
 
 def _limits(f: dataclasses.Field[Any]) -> dict[str, float]:
-    return {key: limit for key, limit in f.metadata["limits"].items() if limit is not None}
+    return {key: f.metadata[key] for key in LIMITS if f.metadata[key] is not None}
 
 
 def _in_words(limits: Mapping[str, float]) -> str:
@@ -100,12 +99,11 @@ def _in_words(limits: Mapping[str, float]) -> str:
 
 def allowed(kind: Any, name: str) -> str:
     """What values a setting takes, in a few words; empty where its meaning says it all."""
-    hint, f = get_type_hints(kind)[name], settings_of(kind)[name]
+    hint, limits = get_type_hints(kind)[name], _limits(settings_of(kind)[name])
     options = [hint, *get_args(hint)]  # the type itself, or what may stand in a union
     for option in options:
         if get_origin(option) is Literal:
             return ", ".join(map(str, get_args(option)))
-    limits = _limits(f)
     if limits.keys() == {"low", "high"}:
         return f"{limits['low']:g} to {limits['high']:g}"
     return _in_words(limits).replace("greater than", "above")
