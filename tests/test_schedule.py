@@ -31,13 +31,13 @@ def test_factors() -> None:
     )
 
 
-@pytest.mark.parametrize("rule", [learn.SGD, optim.SGD, optim.Adam])
+@pytest.mark.parametrize("rule", [learn.SGD, optim.Adam])
 def test_an_optimiser_at_a_round(rule: Any) -> None:
     assert rule(0.4).at(torch.tensor(7)) == rule(0.4)
     assert float(rule(0.4, schedule=Schedule("step", 10)).at(torch.tensor(7)).lr) == pytest.approx(0.04)
 
 
-@pytest.mark.parametrize("rule", [optim.SGD, optim.Adam])
+@pytest.mark.parametrize("rule", [learn.SGD, optim.Adam])
 def test_a_server_takes_rates_as_tensors(rule: Any) -> None:
     params, gradient = {"w": torch.ones(3)}, {"w": torch.tensor([1.0, -2.0, 0.5])}
     expected, _ = rule(0.04).step(params, gradient, rule(0.04).init(params))
