@@ -11,6 +11,7 @@ from torch import Tensor
 from . import tree
 from .clients import Clients
 from .errors import DataError
+from .ops.upload import upload
 from .replies import Replies
 from .settings import SIZES
 from .tree import Tree
@@ -42,7 +43,7 @@ def by_size(clients: Clients, told: Replies | None, sizes: Collection[str]) -> l
         )
     masks = {size: place == SIZES.index(size) for size in sizes}
     return [
-        Group(size, mask, clients.only(mask), tree.row(told.each, tree.upload(mask.nonzero()[:, 0], told.heard.device)))
+        Group(size, mask, clients.only(mask), tree.row(told.each, upload(mask.nonzero()[:, 0], told.heard.device)))
         for size, mask in masks.items()
         if mask.any()
     ]

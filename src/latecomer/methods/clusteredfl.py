@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import tree
 from ..clients import Clients, Sending
 from ..method import TrainsByPasses, asked_in
+from ..ops.upload import upload
 from ..replies import Replies
 from ..settings import setting
 from ..task import Home, one_hot
@@ -115,7 +116,7 @@ class ClusteredFL(TrainsByPasses):
             size = self.belong(state["cluster"]).sum(1)
             best = torch.where(size > 0, judged.each["loss"], torch.inf).argmin(1)
             best = torch.where(judged.each["labelled"] > 0, best, size.argmax())
-            cluster = cluster.index_copy(0, tree.upload(late.nonzero()[:, 0], cluster.device), best)
+            cluster = cluster.index_copy(0, upload(late.nonzero()[:, 0], cluster.device), best)
         return Sending(each={"params": tree.row(state["models"], cluster)})
 
     def belong(self, cluster: Tensor) -> Tensor:

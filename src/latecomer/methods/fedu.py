@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import tree
 from ..clients import Clients, Sending
 from ..method import TrainsByPasses, asked_in
+from ..ops.upload import upload
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
@@ -77,7 +78,7 @@ class FedU(TrainsByPasses):
         if new.any():  # latecomers, and members that were never drawn
             mean = self.mean_model(state)
             own = tree.add(mean, clients.only(new).run(self.arrive, shared={"params": mean}).each)
-            rows = tree.upload(new.nonzero()[:, 0], clients.engine.device)
+            rows = upload(new.nonzero()[:, 0], clients.engine.device)
             params = tree.map(lambda leaf, novel: leaf.index_copy(0, rows, novel), params, own)
         return Sending(each={"params": params})
 
