@@ -16,7 +16,8 @@ from latecomer.engines import make
 from latecomer.engines.home import CLIENT
 from latecomer.errors import ProtocolError
 from latecomer.method import asked_in
-from latecomer.replies import _end_to_end, _total
+from latecomer.ops.sums import weighted_sum
+from latecomer.replies import _end_to_end
 from latecomer.steps import steps
 from latecomer.task import Home
 from latecomer.tree import Tree
@@ -404,5 +405,5 @@ def test_leaves_that_lie_end_to_end_are_not_copied(rows: int) -> None:
 @pytest.mark.parametrize("nonsense", [torch.nan, torch.inf])
 def test_sums_do_not_see_rows_that_weigh_nothing(nonsense: float) -> None:
     rows = torch.tensor([[1.0, 2.0], [nonsense, 3.0], [5.0, 6.0]])
-    assert _total(torch.tensor([1.0, 0.0, 2.0]), rows).tolist() == [11, 14]
-    assert _total(torch.tensor([1, 1, 1]), torch.tensor([[1, 2], [3, 4], [5, 6]])).tolist() == [9, 12]
+    assert weighted_sum(torch.tensor([1.0, 0.0, 2.0]), rows).tolist() == [11, 14]
+    assert weighted_sum(torch.tensor([1, 1, 1]), torch.tensor([[1, 2], [3, 4], [5, 6]])).tolist() == [9, 12]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from . import tree
 from .errors import ProtocolError
+from .ops.upload import upload
 from .replies import By, Collector, Replies
 from .steps import Phase, Step, check_names, check_phase, listed, phase_of
 from .stopwatch import Stopwatch
@@ -185,12 +186,12 @@ class Clients:
     @property
     def index(self) -> Tensor:
         """The ids on the server's device, to look clients up in a table."""
-        return tree.upload(self.who, self.engine.device) if self.cohort is None else self.cohort.ids
+        return upload(self.who, self.engine.device) if self.cohort is None else self.cohort.ids
 
     @property
     def round(self) -> Tensor:
         """The number of the round, on the server's device, to calculate with."""
-        return tree.upload(torch.tensor(self.number), self.engine.device) if self.clock is None else self.clock
+        return upload(torch.tensor(self.number), self.engine.device) if self.clock is None else self.clock
 
     def run(
         self, step: Step, *, shared: Tree | None = None, each: Tree | None = None, recall: Sequence[str] = ()
@@ -223,7 +224,7 @@ class Clients:
         replies = [
             self.only(mask)._exchange(step, part, None).replies() for mask, part in zip(masks, sendings, strict=True)
         ]
-        order = tree.upload(torch.cat([mask.nonzero()[:, 0] for mask in masks]).argsort(), self.engine.device)
+        order = upload(torch.cat([mask.nonzero()[:, 0] for mask in masks]).argsort(), self.engine.device)
         each = tree.row(tree.concatenate([part.each for part in replies]), order)
         heard, weight = (torch.cat([getattr(part, name) for part in replies])[order] for name in ("heard", "weight"))
         return Replies(each, heard, weight)
@@ -247,7 +248,7 @@ class Clients:
         if self.silent is not None:
             silent = self.silent
         if self.faults is not None:
-            silent = silent | tree.upload(self.faults(self.ids, self.number, name), silent.device)
+            silent = silent | upload(self.faults(self.ids, self.number, name), silent.device)
         collector = Collector(fold, counted=self.phase == "round")
         recalled = {key: self.held[key] for key in sending.recall}
         watch = Stopwatch(self.engine.device)
@@ -272,7 +273,7 @@ class Clients:
             cohort, which = self.within
             before = torch.zeros(len(cohort), dtype=torch.bool, device=silent.device)
             before = before if cohort.silent is None else cohort.silent
-            cohort._fall_silent(before.masked_scatter(tree.upload(which, silent.device), silent))
+            cohort._fall_silent(before.masked_scatter(upload(which, silent.device), silent))
 
     def _check(self, step: Step, sending: Sending) -> None:
         name, shared, each = step.__name__, sending.shared, sending.each

@@ -18,6 +18,7 @@ from .clients import Clients, Sending
 from .data.split import SIZES
 from .errors import DataError
 from .learn import pullback
+from .ops.upload import upload
 from .optim import Adam
 from .replies import By, Replies
 from .steps import Step
@@ -145,7 +146,7 @@ def by_size(clients: Clients, told: Replies | None, sizes: Collection[str]) -> l
         )
     masks = {size: place == SIZES.index(size) for size in sizes}
     return [
-        Group(size, mask, clients.only(mask), tree.row(told.each, tree.upload(mask.nonzero()[:, 0], told.heard.device)))
+        Group(size, mask, clients.only(mask), tree.row(told.each, upload(mask.nonzero()[:, 0], told.heard.device)))
         for size, mask in masks.items()
         if mask.any()
     ]

@@ -14,6 +14,7 @@ from .clients import Ask, Engine, Unsteady, Whole
 from .data.federation import Federation
 from .errors import MissingExtra
 from .method import Method
+from .ops.upload import upload
 from .privacy import Release
 from .tree import Tree
 
@@ -55,7 +56,7 @@ class Tally:
     def _count(self, step: str, ask: Ask, release: Release) -> Ask:
         if ask.cohort is not None:  # a round that is recorded and replayed: it would be counted once and for all
             raise Unsteady
-        run, ids = self.released[ask.run], tree.upload(ask.ids, self.device)
+        run, ids = self.released[ask.run], upload(ask.ids, self.device)
         spent = run.loss[ids] + release.loss > release.affordable
         asked, silent = ~ask.silent, ask.silent | spent
         run.answers.index_add_(0, ids, (~silent).long())

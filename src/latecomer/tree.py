@@ -111,13 +111,6 @@ def to(tree: Tree, device: torch.device) -> Tree:
     return map(lambda leaf: leaf.to(device), tree)
 
 
-def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """A small tensor from the host to the device. Through pinned memory, so that the host does not wait for the GPU."""
-    if device.type != "cuda":
-        return tensor
-    return tensor.contiguous().pin_memory().to(device, non_blocking=True)
-
-
 def detach(tree: Tree) -> Tree:
     return map(lambda leaf: leaf.detach(), tree)
 

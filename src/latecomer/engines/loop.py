@@ -14,6 +14,7 @@ from ..clients import Ask
 from ..data.federation import Federation
 from ..errors import LatecomerError, StepError
 from ..method import Method
+from ..ops.upload import upload
 from ..tree import Tree
 from .home import WEIGHT, Homes, PackedHome
 from .memory import Shelf
@@ -48,7 +49,7 @@ class Loop(Shelf):
     def _one_by_one(self, step: str, ask: Ask) -> None:
         memories = self.of(ask.run, ask.scratch)
         told = self.homes.cards(ask.run, ask.ids)
-        cards, rooms = tree.upload(told, self.device), [self.homes.room(card) for card in told]
+        cards, rooms = upload(told, self.device), [self.homes.room(card) for card in told]
         round_ = torch.tensor(ask.round, device=self.device)
 
         def work(k: int) -> tuple[Tree, Tree]:

@@ -11,6 +11,7 @@ from .. import tree
 from ..clients import Whole
 from ..data.federation import Federation
 from ..method import Method
+from ..ops.upload import upload
 from ..tree import Tree
 from . import heap
 
@@ -28,11 +29,11 @@ class Memories:
         if not self.blank:
             return {}
         places = torch.tensor([self.slots.get(client, 0) for client in ids.tolist()])
-        rows = tree.map(lambda leaf: leaf[tree.upload(places, leaf.device)], self.table)
+        rows = tree.map(lambda leaf: leaf[upload(places, leaf.device)], self.table)
         if self.base is None or bool(places.all()):
             return rows
         return tree.map(
-            lambda own, below: torch.where(tree.align(tree.upload(places, own.device) > 0, own), own, below),
+            lambda own, below: torch.where(tree.align(upload(places, own.device) > 0, own), own, below),
             rows,
             self.base.read(ids),
         )
@@ -46,9 +47,7 @@ class Memories:
             self.slots.setdefault(client, len(self.slots) + 1)
         self._grow(len(self.slots) + 1)
         places = torch.tensor([self.slots[client] for client in ids.tolist()])
-        self.table = tree.map(
-            lambda leaf, new: leaf.index_copy(0, tree.upload(places, leaf.device), new), self.table, rows
-        )
+        self.table = tree.map(lambda leaf, new: leaf.index_copy(0, upload(places, leaf.device), new), self.table, rows)
 
     def _grow(self, count: int) -> None:
         have = len(tree.leaves(self.table)[0])

@@ -16,6 +16,7 @@ from ..data.federation import Federation
 from ..errors import MemoryShortage
 from ..method import Method
 from ..ops.intercept import intercepted
+from ..ops.upload import upload
 from ..tree import Tree
 from .capture.graphs import Graphs
 from .capture.replays import Replays
@@ -66,7 +67,7 @@ class Vector(Shelf):
     def prepare(self, run: int, ids: Tensor, numbers: Tensor) -> Cohort:
         """What rounds need to know about their clients [rounds, cohort], on the device."""
         cards = self.homes.cards(run, ids)
-        slips = tree.upload(torch.cat([cards, numbers[:, None, None].expand_as(cards[..., :1])], -1), self.device)
+        slips = upload(torch.cat([cards, numbers[:, None, None].expand_as(cards[..., :1])], -1), self.device)
         return Cohort(slips[..., CLIENT].contiguous(), slips)
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:

@@ -11,6 +11,7 @@ from sklearn.cluster import AgglomerativeClustering
 
 from .. import tree
 from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
+from ..ops.upload import upload
 from ..replies import Replies
 from ..task import one_hot
 
@@ -109,7 +110,7 @@ class ClusteredFL(TrainsByPasses):
             size = self.belong(state["cluster"]).sum(1)
             best = torch.where(size > 0, judged.each["loss"], torch.inf).argmin(1)
             best = torch.where(judged.each["labelled"] > 0, best, size.argmax())
-            cluster = cluster.index_copy(0, tree.upload(late.nonzero()[:, 0], cluster.device), best)
+            cluster = cluster.index_copy(0, upload(late.nonzero()[:, 0], cluster.device), best)
         return Sending(each={"params": tree.row(state["models"], cluster)})
 
     def belong(self, cluster: Tensor) -> Tensor:

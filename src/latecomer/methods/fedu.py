@@ -10,6 +10,7 @@ import torch
 
 from .. import tree
 from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
+from ..ops.upload import upload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class FedU(TrainsByPasses):
         if new.any():  # latecomers, and members that were never drawn
             mean = self.mean_model(state)
             own = tree.add(mean, clients.only(new).run(self.arrive, shared={"params": mean}).each)
-            rows = tree.upload(new.nonzero()[:, 0], clients.engine.device)
+            rows = upload(new.nonzero()[:, 0], clients.engine.device)
             params = tree.map(lambda leaf, novel: leaf.index_copy(0, rows, novel), params, own)
         return Sending(each={"params": params})
 

@@ -213,8 +213,8 @@ def step_of_rows(
     weights, velocity = whole_rows(weights), velocity.contiguous()
     rows, count = weights.shape
     ends = end_to_end(few(gradient))
-    squares = sums_of_squares(ends) if clip else weights.new_empty(0)
     blocks = triton.cdiv(count, BLOCK)
+    squares = sums_of_squares(ends) if clip else weights.new_empty(rows, blocks)
     out, after = weights.new_empty(rows, count), torch.empty_like(velocity if momentum else velocity[:, :0])
     _step_kernel[(blocks, rows)](
         ends.parts, ends.strides, weights, velocity, moving.contiguous(), squares, out, after, lr, momentum, decay,
