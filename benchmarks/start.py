@@ -33,7 +33,7 @@ def study(way: str, method: str, *words: str) -> None:
     values = {name.removeprefix("--").replace("-", "_"): value for name, value in zip(*[iter(words)] * 2, strict=True)}
     training = clocked("before the first round", lambda: Experiment.parse(method, values).training())
     if way == WAYS[0] and getattr(training.engine, "graphs", None) is not None:
-        training.engine.graphs._ahead = None
+        training.engine.capture._ahead = None
     for what in (training.advance, training.evaluate):
         for number in ("first", "second", "third"):
             clocked(f"{number} {'round' if what == training.advance else 'evaluation'}", what)

@@ -126,12 +126,12 @@ def test_graphs_capture_after_a_call_that_made_no_sense(monkeypatch: pytest.Monk
     monkeypatch.setattr(graphs, "_capture", capture)
 
     def outer(x: torch.Tensor) -> torch.Tensor:
-        doubled: torch.Tensor = graphs("inner", lambda y: 2 * y, (x,))
+        doubled: torch.Tensor = graphs(lambda y: 2 * y, "inner")(x)
         return doubled
 
-    assert graphs("outer", outer, (torch.ones(2),)) == "as it is"
+    assert graphs(outer, "outer")(torch.ones(2)) == "as it is"
     assert not captured
-    assert graphs("outer", outer, (torch.ones(3),)) == "replayed"
+    assert graphs(outer, "outer")(torch.ones(3)) == "replayed"
     assert captured == [1]
     assert {key[0] for key in graphs._seen} == {"outer"}, "what is called within is part of it"
-    assert not graphs._within
+    assert not graphs.within

@@ -159,14 +159,14 @@ def test_what_is_wrong_with_a_step_is_not_hidden() -> None:
 def test_an_error_after_the_first_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     several = [careful(lr=lr) for lr in (0.1, 0.2)]
     engine = Packed(several, [toys.federation()] * 2, "cpu", chunk=4)
-    compute = engine._compute
+    inputs = engine._inputs
 
-    def limited(step: str, asks: Any, first: int, rows: int) -> Any:
+    def limited(asks: Any, first: int, rows: int, nested: bool) -> Any:
         if first:
             raise RuntimeError("the device is gone")
-        return compute(step, asks, first, rows)
+        return inputs(asks, first, rows, nested)
 
-    monkeypatch.setattr(engine, "_compute", limited)
+    monkeypatch.setattr(engine, "_inputs", limited)
     works = [
         lambda engine, run=run: several[run].round(
             toys.start(several[run]), Clients(engine, toys.cohort(0), 0, run_index=run)
@@ -183,15 +183,15 @@ def test_an_error_after_the_first_answers_is_an_error(monkeypatch: pytest.Monkey
 
 def rows_computed(monkeypatch: pytest.MonkeyPatch, room: float) -> list[int]:
     """How many rows every map has had, where more than `room` of them run out of memory."""
-    compute, counts = Vector._compute, []
+    inputs, counts = Vector._inputs, []
 
-    def limited(self: Vector, step: str, asks: Any, first: int, rows: int) -> Any:
+    def limited(self: Vector, asks: Any, first: int, rows: int, nested: bool) -> Any:
         if rows * len(asks) > room:
             raise torch.OutOfMemoryError
         counts.append(rows * len(asks))
-        return compute(self, step, asks, first, rows)
+        return inputs(self, asks, first, rows, nested)
 
-    monkeypatch.setattr(Vector, "_compute", limited)
+    monkeypatch.setattr(Vector, "_inputs", limited)
     return counts
 
 

@@ -26,11 +26,14 @@ class Calls:
         self.room = room
         self.names: list[str] = []
 
-    def __call__(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...], lasting: bool = True) -> Any:
-        self.names.append(name)
-        if name == "a whole round" and not self.room:
-            raise torch.OutOfMemoryError
-        return function(*inputs)
+    def __call__(self, function: Callable[..., Any], name: str, **_: Any) -> Callable[..., Any]:
+        def call(*inputs: Any) -> Any:
+            self.names.append(name)
+            if name == "a whole round" and not self.room:
+                raise torch.OutOfMemoryError
+            return function(*inputs)
+
+        return call
 
     def clear(self) -> None:
         pass
@@ -38,17 +41,17 @@ class Calls:
 
 def trained(
     graphs: Calls | None, chunk: int = 0, rates: tuple[float, ...] = (0.1, 0.1)
-) -> tuple[list[tree.Tree], list[dict[str, Any]], Vector]:
+) -> tuple[list[tree.Tree], list[dict[str, Any]], Any]:
     """Two seeds, each with a learning rate of its own."""
     federations = toys.federations(2)
     several = [toys.method("pefll", lr=rate) for rate in rates]
     packed = rates[0] != rates[1]
     engine = Packed(several, federations, chunk=chunk) if packed else Vector(several[0], federations, chunk=chunk)
-    engine.graphs = graphs  # type: ignore[assignment]
+    engine.capture = graphs or engine.capture  # type: ignore[assignment]
     training = Training(several if packed else several[0], federations, engine, Plan(rounds=3, cohort=5))
     for _ in range(3):
         training.advance()
-    return training.states, [line | {"seconds": 0} for line in training.drain()], engine
+    return training.states, [line | {"seconds": 0} for line in training.drain()], training.shortcut
 
 
 class Idle(FedAvg):
@@ -113,7 +116,7 @@ def test_rates_that_fall_with_the_round_are_replayed() -> None:
     states, engine = after(Decays, "vector")
     plain, _ = after(Decays, "vector", graphs=False)
     assert all(toys.same(a, b) for a, b in zip(states, plain, strict=True))
-    (tape,) = [tape for key, tape in engine.tapes._kept.items() if key[0] == "a whole round"]
+    (tape,) = [tape for key, tape in engine.capture._kept.items() if key[0] == "a whole round"]
     assert tape.checked
     assert tape.program is not None
     for other in ("loop", "flower"):
@@ -139,9 +142,9 @@ def test_whole_rounds_are_the_same_rounds(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     states, lines, _ = trained(None, rates=rates)
     graphs = Calls(room)
-    whole, told, engine = trained(graphs, chunk, rates)
+    whole, told, shortcut = trained(graphs, chunk, rates)
     assert graphs.names.count("a whole round") == (3 if room else 1), "after one failure it is not tried again"
-    assert engine.in_parts != room
+    assert shortcut.possible == room
     assert told == lines
     for ours, theirs in zip(whole, states, strict=True):
         for path, leaf in tree.flatten(ours).items():

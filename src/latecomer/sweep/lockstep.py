@@ -19,7 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from ..clients import Ask, Engine, Whole
+from ..clients import Ask, Engine
 from ..tree import Tree
 
 T = TypeVar("T")
@@ -94,9 +94,6 @@ class _Worker:
 
     def remember(self, run: int, kept: Tree) -> None:
         self.engine.remember(run, kept)
-
-    def whole(self, rows: int) -> Whole | None:
-        return None  # its rounds are parts of what all runs do together
 
     def begin(self, work: Callable[[Engine], object]) -> None:
         """Let work begin."""

@@ -59,12 +59,15 @@ class Packed(Vector):
             if len(kinds) > 1 and step not in self.apart and self._at_once(step, some):
                 continue
             for kind in kinds:
-                self._together(f"{kind} {step}", [ask for ask in some if self.kinds[ask.run] == kind])
+                super().exchange(f"{kind} {step}", [ask for ask in some if self.kinds[ask.run] == kind])
+
+    def _groups(self, asks: Sequence[Ask]) -> list[Sequence[Ask]]:
+        return [asks]  # they are grouped already
 
     def _at_once(self, step: str, asks: Sequence[Ask]) -> bool:
         """Do a step for several methods in one map, if it can be done."""
         try:
-            self._together(step, [self._with_numbers(ask) for ask in asks])
+            super().exchange(step, [self._with_numbers(ask) for ask in asks])
         except LatecomerError:
             raise
         except Exception:

@@ -37,7 +37,7 @@ class _Call:
     large: bool  # whether what it returns is better made twice than kept
 
 
-class Recorder(TorchDispatchMode):
+class Trace(TorchDispatchMode):
     """Writes down every operation that reaches the CPU: below `vmap` and `grad`, so of plain tensors.
 
     Names begin with x for inputs, t for what was computed, and c for all that comes from elsewhere and stays the same.
