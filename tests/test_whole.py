@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +72,24 @@ def test_a_round_may_ask_nobody() -> None:
         training.advance()
     assert training.drain() == []
     assert toys.same(training.states[0], tree.scale(before, 0.5**4))
+
+
+WITHOUT = """
+import sys
+from latecomer import federate, make_task, methods, train
+from latecomer.engines import make
+from latecomer.nets.models import MLP
+federation = federate("digits", clients=4, unseen=0.25)
+sizes = {"clients": 4, "members": federation.members}
+method = methods.get("pefll")(task=make_task(federation, MLP), steps=1, **sizes)
+train.run(method, federation, make("vector", method, [federation], "cpu", graphs=False), rounds=2, cohort=2)
+print([name for name in sys.modules if "capture" in name and name.startswith("latecomer")])
+"""
+
+
+def test_without_graphs_nothing_of_capture_is_imported() -> None:
+    found = subprocess.run([sys.executable, "-c", WITHOUT], check=True, capture_output=True, text=True).stdout
+    assert found.strip() == "[]"
 
 
 class Draws(FedAvg):
