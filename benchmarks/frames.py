@@ -2,8 +2,9 @@
 
     python benchmarks/frames.py [--method pefll] [--engine vector] [--graphs]
 
-One round on digits with an MLP, after one that warms up, on a CPU and without capture unless `--graphs` asks for it. Counted are the
-frames of latecomer on the deepest stack from `Training.advance` to an SGD update, and all files and functions entered.
+One round on digits with an MLP, after one that warms up, on a CPU and without capture unless `--graphs` asks for it.
+Counted are the frames of latecomer on the deepest stack from `Training.advance` to an SGD update, and all files and
+functions entered.
 """
 
 from __future__ import annotations

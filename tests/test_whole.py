@@ -79,8 +79,8 @@ import sys
 from latecomer import federate, make_task, methods, train
 from latecomer.engines import make
 from latecomer.nets.models import MLP
-federation = federate("digits", clients=4, unseen=0.25)
-sizes = {"clients": 4, "members": federation.members}
+federation = federate("digits", partition="classes", clients=10, unseen=0.2)
+sizes = {"clients": 10, "members": federation.members}
 method = methods.get("pefll")(task=make_task(federation, MLP), steps=1, **sizes)
 train.run(method, federation, make("vector", method, [federation], "cpu", graphs=False), rounds=2, cohort=2)
 print([name for name in sys.modules if "capture" in name and name.startswith("latecomer")])
