@@ -56,7 +56,7 @@ class _Call:
 
 
 class Trace(TorchDispatchMode):
-    """Writes down every operation that reaches the CPU while it is entered: below `vmap` and `grad`, so of plain tensors.
+    """Writes down every operation that reaches the CPU: below `vmap` and `grad`, so of plain tensors.
 
     A tensor that is not an input and that no operation made is a constant. A program must change neither: whoever owns
     them would see it, and the next call would begin with other numbers. So it is known whose memory every tensor is.
