@@ -1,4 +1,4 @@
-"""How much memory a GPU really needs, against the formula of src/latecomer/engines/room.py.
+"""How much memory a GPU really needs, against the formula of src/latecomer/engines/fitting.py.
 
     python benchmarks/memory.py [--cases fedavg/lenet/50,flowdup/cnn64/100]
 
@@ -17,7 +17,7 @@ import torch
 
 from common import noise, where
 from latecomer import make_task, methods
-from latecomer.engines.room import COPIES, message_bytes
+from latecomer.engines.fitting import COPIES, message_bytes
 from latecomer.engines.vector import Vector
 from latecomer.nets.models import builder
 from latecomer.train import Plan, Training
@@ -67,12 +67,12 @@ class Watched(Vector):
 
     largest = (0, 0)
 
-    def _compute(self, step: str, asks: Any, first: int, rows: int) -> Any:
+    def _inputs(self, asks: Any, first: int, rows: int, nested: bool) -> Any:
         message = max(message_bytes(ask, self.kept[ask.run].blank) for ask in asks)
         count = rows * len(asks)
         room = count * (self.activations + COPIES * message)
         self.largest = max(self.largest[0], count), max(self.largest[1], room)
-        return super()._compute(step, asks, first, rows)
+        return super()._inputs(asks, first, rows, nested)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ STRATEGIES: dict[str, Callable[[], Tree]] = {
 def replies(asked: ODPFLHN, encoder: Tree, federation: Federation, draws: int = DRAWS) -> Tensor:
     """What a client sends, with noise from the operating system, as its app does it but all at once."""
     homes = Homes([federation], torch.device("cpu"), torch.float32)
-    card = homes.cards(0, torch.tensor([0]))[0]
+    card = homes.client_rows(0, torch.tensor([0]))[0]
 
     def one(words: Tensor) -> Tensor:
         return asked.request(
@@ -222,7 +222,7 @@ def test_replies_that_are_not_finite_are_seen() -> None:
 
 def _home(federation: Federation) -> PackedHome:
     homes = Homes([federation], torch.device("cpu"), torch.float32)
-    return PackedHome(homes, homes.cards(0, torch.tensor([0]))[0], torch.tensor(0), {})
+    return PackedHome(homes, homes.client_rows(0, torch.tensor([0]))[0], torch.tensor(0), {})
 
 
 # through the app

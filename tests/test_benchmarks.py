@@ -16,6 +16,7 @@ import bench
 import cohort
 import common
 import compare
+import frames
 import history
 import odpflhn_privacy
 import plain
@@ -227,3 +228,15 @@ def test_runs_are_compared_client_by_client(tmp_path: Path, monkeypatch: pytest.
     assert late[0] == ["a", "75.0", "±", "14.1"]
     assert late[1][:5] == ["b", "77.0", "±", "14.8", "+2.00"], "the mean of 2, 3, 0 and 3"
     assert late[1][5:] == ["[-0.25,", "+4.25]", "over", "4", "clients"], "3.18 times a standard error of 0.71"
+
+
+def test_an_eager_round_can_be_followed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["frames.py"])
+    frames.main()
+    shown = capsys.readouterr().out.splitlines()
+    stack = [line.split()[1] for line in shown[:-2]]
+    assert stack[0] == "train.py:Training.advance"
+    assert [name.partition(":")[0] for name in stack].index("learn.py") <= 11, "frames before local training"
+    assert shown[-2].startswith(f"{len(stack)} frames in ")
+    assert "functions in" in shown[-1]
+    assert "engines/capture" not in shown[-1]

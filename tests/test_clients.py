@@ -46,9 +46,9 @@ class Echo(toys.Idle):
     @asked_in("round")
     def whoami(self, home: Any) -> Tree:
         return {
-            "id": home._card[CLIENT],
-            "share": home._card[CLIENT] / 10,
-            "pair": {"x": home._card[CLIENT] * torch.ones(2)},
+            "id": home._client[CLIENT],
+            "share": home._client[CLIENT] / 10,
+            "pair": {"x": home._client[CLIENT] * torch.ones(2)},
         }
 
     @asked_in("round")
@@ -65,7 +65,7 @@ class Echo(toys.Idle):
     @asked_in("round")
     def odd_one_out(self, home: Any) -> Tree:
         """Nonsense from client 3, in one number of two."""
-        return {"x": torch.where(home._card[CLIENT] == 3, torch.tensor([1.0, torch.nan]), torch.ones(2))}
+        return {"x": torch.where(home._client[CLIENT] == 3, torch.tensor([1.0, torch.nan]), torch.ones(2))}
 
 
 METHOD = Echo(task=toys.task(), clients=len(toys.TRAIN), members=toys.MEMBERS)

@@ -15,7 +15,7 @@ from torch.func import grad, vmap
 from deciders import Counts, Decays, Lists, Stops
 from latecomer import Federation, make_task, methods, tree
 from latecomer.clients import Clients
-from latecomer.engines.capture.replays import EAGER_CALLS
+from latecomer.engines.capture.capture import EAGER_CALLS
 from latecomer.engines.vector import Vector
 from latecomer.errors import MemoryShortage
 from latecomer.methods.fedavg import FedAvg
@@ -72,8 +72,8 @@ def test_gpu_with_graphs_agrees_with_the_cpu() -> None:
     expected = replies(Vector(method, [federation]), method, rounds)
     engine = Vector(method, [federation], CUDA)
     found = replies(engine, method, rounds)
-    assert engine.graphs is not None
-    assert len(engine.graphs._kept) == 1, "the last rounds were replays"
+    assert engine.capture is not None
+    assert len(engine.capture._kept) == 1, "the last rounds were replays"
     for a, b in zip(expected, found, strict=True):
         for name in a:
             torch.testing.assert_close(a[name], b[name], atol=1e-5, rtol=1e-3)
@@ -117,12 +117,12 @@ def test_whole_rounds_are_replayed_and_change_nothing(name: str) -> None:
     for whole in (True, False):
         engine = Vector(method, federations, CUDA)
         training = Training(method, federations, engine, Plan(rounds=7, cohort=3, evaluate_every=3))
-        training.whole = whole
+        training.shortcut = training.shortcut if whole else None
         lines = []
         for _ in training.go():
             lines += training.drain()
-        assert engine.graphs is not None
-        graphs = [graph for key, graph in engine.graphs._kept.items() if key[0] == "a whole round"]
+        assert engine.capture is not None
+        graphs = [graph for key, graph in engine.capture._kept.items() if key[0] == "a whole round"]
         assert [(graph.checked, graph.graph is not None) for graph in graphs] == [(True, True)] * whole  # type: ignore[attr-defined]
         found.append((training.states, [line | {"seconds": 0} for line in lines]))
     (replayed, told), (plain, expected) = found
@@ -155,8 +155,8 @@ def test_what_the_host_decides_is_never_replayed(kind: type[FedAvg], replayed: b
         for _ in range(10):
             training.advance()
             states += [tree.map(torch.clone, state) for state in training.states]
-        if engine.graphs is not None:
-            assert any(key[0] == "a whole round" for key in engine.graphs._kept) == replayed
+        if engine.capture is not None:
+            assert any(key[0] == "a whole round" for key in engine.capture._kept) == replayed
         found.append(states)
     for ours, theirs in zip(*found, strict=True):
         for path, leaf in tree.flatten(ours).items():
@@ -180,8 +180,8 @@ def test_schedules_are_replayed(name: str, schedule: Any) -> None:
         training = Training(method, [federation], engine, Plan(rounds=8, cohort=3))
         for _ in range(8):
             training.advance()
-        if engine.graphs is not None:
-            assert any(key[0] == "a whole round" for key in engine.graphs._kept)
+        if engine.capture is not None:
+            assert any(key[0] == "a whole round" for key in engine.capture._kept)
         found.append(tree.flatten(training.states[0]))
     for path, leaf in found[0].items():
         torch.testing.assert_close(leaf, found[1][path], atol=1e-5, rtol=1e-3, msg=path)
@@ -198,10 +198,10 @@ def test_a_pack_replays_whole_rounds_and_that_changes_nothing(name: str) -> None
     for whole in (True, False):
         engine = Packed(several, federations, CUDA)
         pack = Training(several, federations, engine, Plan(rounds=7, cohort=3, evaluate_every=3))
-        pack.whole = whole
+        pack.shortcut = pack.shortcut if whole else None
         pack.complete()
-        assert engine.graphs is not None
-        assert ("a whole round" in [key[0] for key in engine.graphs._kept]) == whole
+        assert engine.capture is not None
+        assert ("a whole round" in [key[0] for key in engine.capture._kept]) == whole
         found.append([tree.flatten(state) for state in pack.states])
     for replayed, plain in zip(*found, strict=True):
         for path, leaf in plain.items():

@@ -19,8 +19,8 @@ from latecomer.clients import Ask, Clients
 from latecomer.data import Federation
 from latecomer.engines import auto, make, pick_device, waking
 from latecomer.engines import home as home_
+from latecomer.engines.fitting import activation_bytes, padding
 from latecomer.engines.home import Homes, PackedHome, entropy
-from latecomer.engines.room import activation_bytes, padding
 from latecomer.engines.vector import Vector
 from latecomer.errors import (
     LatecomerError,
@@ -96,7 +96,7 @@ METHOD = Diary(task=toys.task(), clients=len(toys.TRAIN), members=len(toys.TRAIN
 
 def home(client: int, round: int | Tensor = 0, federation: Federation | None = None) -> PackedHome:  # noqa: A002
     homes = Homes([federation or toys.federation()], torch.device("cpu"), torch.float32)
-    return PackedHome(homes, homes.cards(0, torch.tensor([client]))[0], torch.as_tensor(round), {})
+    return PackedHome(homes, homes.client_rows(0, torch.tensor([client]))[0], torch.as_tensor(round), {})
 
 
 def keys(batches: list[Batch]) -> list[tuple[float, ...]]:
@@ -164,7 +164,7 @@ def test_simulated_noise_is_normal_and_repeats() -> None:
 
 def test_real_noise_comes_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
     homes = Homes([toys.federation()], torch.device("cpu"), torch.float64)
-    card = homes.cards(0, torch.tensor([1]))[0]
+    card = homes.client_rows(0, torch.tensor([1]))[0]
     drawn = torch.stack([PackedHome(homes, card, torch.tensor(0), {}, entropy).noise(5) for _ in range(2000)])
     assert len(drawn.flatten().unique()) == 10_000, "the same home, round and purpose, and never the same noise"
     assert abs(drawn.mean()) < 5 / 10_000**0.5
@@ -243,7 +243,7 @@ def test_images_that_are_kept_ready_are_the_same(
         monkeypatch.setattr(home_, "READY", limit)
         homes = Homes([federation], torch.device("cpu"), torch.float32)
         assert (homes.ready is None) == (limit == 0)
-        cards = homes.cards(0, torch.arange(3))
+        cards = homes.client_rows(0, torch.arange(3))
         if mapped:
             found.append(vmap(partial(drawn, homes))(cards))
         else:
@@ -357,15 +357,15 @@ def test_a_sentence_of_our_own_stays_as_it_is(engine: str) -> None:
 
 def run_out(engine: Vector, monkeypatch: pytest.MonkeyPatch, above: int) -> list[int]:
     """Let the engine run out of memory with more than so many rows at once; the rows of every attempt."""
-    compute, attempts = engine._compute, []
+    inputs, attempts = engine._inputs, []
 
-    def limited(step: str, asks: Any, first: int, rows: int) -> Any:
+    def limited(asks: Any, first: int, rows: int, nested: bool) -> Any:
         attempts.append(rows)
         if rows > above:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return compute(step, asks, first, rows)
+        return inputs(asks, first, rows, nested)
 
-    monkeypatch.setattr(engine, "_compute", limited)
+    monkeypatch.setattr(engine, "_inputs", limited)
     return attempts
 
 
@@ -491,7 +491,7 @@ def test_a_missing_extra_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_chunk_follows_from_the_memory_that_a_client_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 inputs, and 8 + 8 + 10 numbers that the layers compute: each kept, its gradient, and a working copy."""
     assert activation_bytes(METHOD) == 3 * 4 * (64 + 8 + 8 + 10)
-    monkeypatch.setattr("latecomer.engines.room.CPU_BUDGET", 7 * max(toys.TRAIN) * activation_bytes(METHOD))
+    monkeypatch.setattr("latecomer.engines.fitting.CPU_BUDGET", 7 * max(toys.TRAIN) * activation_bytes(METHOD))
     assert Vector(METHOD, [toys.federation()], "cpu").chunk == 7
     assert Vector(METHOD, [toys.federation()], "cpu", chunk=2).chunk == 2
 
@@ -499,7 +499,7 @@ def test_a_chunk_follows_from_the_memory_that_a_client_takes(monkeypatch: pytest
 def test_what_a_client_is_sent_takes_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message as large as the activations of all examples together, ten times over: eleven rows become one."""
     activations = max(toys.TRAIN) * activation_bytes(METHOD)
-    monkeypatch.setattr("latecomer.engines.room.CPU_BUDGET", 11 * activations)
+    monkeypatch.setattr("latecomer.engines.fitting.CPU_BUDGET", 11 * activations)
     engine = Vector(METHOD, [toys.federation()], "cpu")
     monkeypatch.setattr(engine.kept[0], "blank", {})
     message = torch.zeros(activations // 4)
@@ -550,13 +550,13 @@ def test_on_a_cpu_seeds_that_share_filters_go_one_by_one(
     filters: bool, together: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Vector(METHOD, toys.federations(2), "cpu")
-    run_, counts = engine._run, []
+    inputs, counts = engine._inputs, []
 
-    def counted(step: str, inputs: tuple[Any, ...]) -> tuple[Tree, Tree]:
-        counts.append(len(inputs[0]))
-        return run_(step, inputs)
+    def counted(asks: Any, first: int, rows: int, nested: bool) -> tuple[Any, ...]:
+        counts.append(len(asks))
+        return inputs(asks, first, rows, nested)
 
-    monkeypatch.setattr(engine, "_run", counted)
+    monkeypatch.setattr(engine, "_inputs", counted)
 
     def work(run: int, engine: Any) -> list[float]:
         params = {"w": torch.full((1, 1, 2, 2) if filters else (4,), run + 1.0), "v": torch.ones(4)}

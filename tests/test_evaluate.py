@@ -78,7 +78,7 @@ def test_a_member_without_labels_does_not_always_say_class_0() -> None:
     sent = method.personalise(state, Clients(made, torch.tensor([0]), -1, scratch=1))
     assert isinstance(sent, Sending)
     homes = Homes([federation], torch.device("cpu"), torch.float32)
-    home = PackedHome(homes, homes.cards(0, torch.tensor([0]))[0], torch.tensor(-1), {})
+    home = PackedHome(homes, homes.client_rows(0, torch.tensor([0]))[0], torch.tensor(-1), {})
     logits = method.predict(home, home.all("test").x, **tree.row(sent.each, 0))
     assert logits.std(-1).min() > 0
     assert logits.abs().max() < 1e6, "no class is ruled out"

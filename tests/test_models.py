@@ -14,7 +14,7 @@ from torch.func import grad, vmap
 import toys
 from latecomer import Federation, make_task, methods, tree
 from latecomer.data.split import SIZES
-from latecomer.engines.room import activation_bytes
+from latecomer.engines.fitting import activation_bytes
 from latecomer.errors import DataError, ModelError, SettingError, UnknownName
 from latecomer.nets.check import check
 from latecomer.nets.embed import ExampleAndLabel

@@ -75,7 +75,7 @@ def test_schedules_are_replayed_and_the_same_everywhere(name: str) -> None:
     falling, engine = trained(name, "cosine", "vector")
     plain, _ = trained(name, "cosine", "vector", graphs=False)
     assert all(toys.same(a, b) for a, b in zip(falling, plain, strict=True))
-    (tape,) = [tape for key, tape in engine.tapes._kept.items() if key[0] == "a whole round"]
+    (tape,) = [tape for key, tape in engine.capture._kept.items() if key[0] == "a whole round"]
     assert tape.checked
     assert tape.program is not None
     for other in ("loop", "flower"):

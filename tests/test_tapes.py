@@ -16,8 +16,8 @@ from torch.optim.sgd import sgd
 
 import toys
 from latecomer import methods, tree
-from latecomer.engines.capture import recorder
-from latecomer.engines.capture.replays import EAGER_CALLS, KEPT
+from latecomer.engines.capture import trace
+from latecomer.engines.capture.capture import EAGER_CALLS, KEPT
 from latecomer.engines.capture.tapes import TRIES, Tapes
 from latecomer.engines.vector import Vector
 from latecomer.train import Plan, Training
@@ -40,7 +40,7 @@ def played(function: Callable[..., Any], *inputs: Callable[[int], Any]) -> int:
 
     play = Tapes()
     for seed in range(5):
-        found = play("it", counted, tuple(make(seed) for make in inputs))
+        found = play(counted, "it")(*(make(seed) for make in inputs))
         expected = function(*(make(seed) for make in inputs))
         for a, b in zip(torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(expected), strict=True):
             assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
@@ -69,13 +69,13 @@ def test_what_is_no_tensor_is_returned_as_it_was() -> None:
 def test_a_tensor_may_be_passed_twice_and_then_not() -> None:
     play, a, b = Tapes(), some(1, 3), some(2, 3)
     for first, second in ((a, a), (a, a), (a, a), (a, b), (b, a)):
-        assert torch.equal(play("difference", torch.sub, (first, second)), first - second)
+        assert torch.equal(play(torch.sub, "difference")(first, second), first - second)
 
 
 def test_other_strides_are_other_tapes() -> None:
     play, function = Tapes(), lambda x: x.view(x.shape).flatten() * 2
     for x in (some(1, 4, 4), some(2, 4, 4), some(3, 4, 4).t(), some(4, 4, 4).t(), some(5, 4, 4), some(6, 4, 4).t()):
-        assert torch.equal(play("double", function, (x,)), function(x))
+        assert torch.equal(play(function, "double")(x), function(x))
     assert len(play._kept) == 2
 
 
@@ -109,7 +109,7 @@ def test_memory_of_others_is_written_by_calls_alone() -> None:
 def test_what_is_returned_may_be_written() -> None:
     play, function = Tapes(), lambda x: {"fixed": torch.tensor([1.0]), "x": x + 1}
     for seed in range(6):
-        found = play("it", function, (some(seed, 2),))
+        found = play(function, "it")(some(seed, 2))
         assert found["fixed"] == 1.0
         found["fixed"].mul_(2)
 
@@ -118,7 +118,7 @@ def test_parts_of_one_array_share_a_tape() -> None:
     play, whole = Tapes(), some(0, 12, 3)
     function = vmap(grad(lambda x: (x.view(3) * x).square().sum()))
     for first in range(0, 12, 2):
-        assert torch.equal(play("it", function, (whole[first : first + 2],)), function(whole[first : first + 2]))
+        assert torch.equal(play(function, "it")(whole[first : first + 2]), function(whole[first : first + 2]))
     assert len(play._kept) == 1
 
 
@@ -155,11 +155,11 @@ def test_what_is_decided_by_a_number_is_played_while_it_is_decided_so() -> None:
 
     play = Tapes()
     for value in (1, 1, 1, 1, -1, 1, 1, -1, 1):
-        assert torch.equal(play("it", function, (torch.full((3,), value),)), function(torch.full((3,), value)))
+        assert torch.equal(play(function, "it")(torch.full((3,), value)), function(torch.full((3,), value)))
     assert len(calls) == 9 + CALLS + 2, "two calls for the two decisions that were made otherwise"
     calls.clear()
     for value in (-1, -1, -1, -1, -1, -1, 1):
-        assert torch.equal(play("it", function, (torch.full((3,), value),)), function(torch.full((3,), value)))
+        assert torch.equal(play(function, "it")(torch.full((3,), value)), function(torch.full((3,), value)))
     assert len(calls) == 7 + 4, "called, recorded anew, compared; and called for the last, which is otherwise again"
 
 
@@ -170,7 +170,7 @@ def test_what_is_decided_otherwise_again_and_again_is_recorded_no_more() -> None
         return x * int(x[0])
 
     for value in range(20):
-        assert torch.equal(play("it", function, (torch.full((3,), value // 2),)), torch.full((3,), value // 2) ** 2)
+        assert torch.equal(play(function, "it")(torch.full((3,), value // 2)), torch.full((3,), value // 2) ** 2)
     (tape,) = play._kept.values()
     assert tape.records == TRIES  # type: ignore[attr-defined]
     assert tape.program is None  # type: ignore[attr-defined]
@@ -197,7 +197,7 @@ def test_numbers_that_the_host_looks_at_are_never_taken_for_granted(read: Any) -
 
     for value in range(1, 12):
         x = torch.full((2,), value)
-        assert torch.equal(play("it", function, (x,)), function(x)), value
+        assert torch.equal(play(function, "it")(x), function(x)), value
 
 
 @pytest.mark.parametrize("size", [751_003, 65_536, 70_001, 40_961])
@@ -264,13 +264,13 @@ def test_long_functions_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
         return x
 
     assert played(function, lambda seed: some(seed, 2)) == CALLS
-    monkeypatch.setattr(recorder, "LONGEST", 19)
+    monkeypatch.setattr(trace, "LONGEST", 19)
     assert played(function, lambda seed: some(seed, 2)) > CALLS
 
 
 def test_what_nobody_needs_is_left_out_and_the_rest_freed() -> None:
     inputs = [some(0, 3)]
-    with recorder.Recorder(inputs) as recording:
+    with trace.Trace(inputs) as recording:
         unused = inputs[0] * 7
         out = (inputs[0].view(3).detach() + 1) * 2
     play = recording.program([out])
@@ -284,7 +284,7 @@ def test_what_nobody_needs_is_left_out_and_the_rest_freed() -> None:
 def operations(function: Callable[[Tensor], Any]) -> list[str]:
     """Which a tape of a function has, after what it does not need was left out."""
     inputs = [some(0, 2, 3)]
-    with recorder.Recorder(inputs) as recording:
+    with trace.Trace(inputs) as recording:
         out = function(inputs[0])
     play = recording.program(torch.utils._pytree.tree_leaves(out))
     return [str(play.__globals__[name]) for name in play.__code__.co_names if name[0] == "f"]
@@ -296,7 +296,7 @@ def test_what_is_done_twice_is_done_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert len(operations(function)) == 1 + 1 + 2 + 1 + 2, "one power, one product by two, two sums, the other product"
     assert played(function, lambda seed: some(seed, 3, 3)) == CALLS
-    monkeypatch.setattr(recorder, "LARGE", 2 * 3 * 4 - 1)
+    monkeypatch.setattr(trace, "LARGE", 2 * 3 * 4 - 1)
     assert len(operations(function)) == 3 + 2 + 2 + 1 + 2, "what is large is not kept for a second use"
     assert played(function, lambda seed: some(seed, 3, 3)) == CALLS
 
@@ -335,7 +335,7 @@ def test_what_is_returned_twice_may_be_written() -> None:
     play = Tapes()
     for seed in range(5):
         x = some(seed, 3)
-        first, second = play("it", lambda x: [x * 2, x * 2], (x,))
+        first, second = play(lambda x: [x * 2, x * 2], "it")(x)
         first.zero_()
         assert torch.equal(second, x * 2)
 
@@ -344,7 +344,7 @@ def test_what_comes_of_one_computation_may_be_written_by_either_name() -> None:
     play = Tapes()
     for seed in range(5):
         x = some(seed, 2, 3)
-        first, second = play("it", lambda x: [x * 2, (x * 2).view(-1)], (x,))
+        first, second = play(lambda x: [x * 2, (x * 2).view(-1)], "it")(x)
         first.zero_()
         assert torch.equal(second, (x * 2).view(-1))
     assert next(iter(play._kept.values())).program is not None  # type: ignore[attr-defined]
@@ -353,7 +353,7 @@ def test_what_comes_of_one_computation_may_be_written_by_either_name() -> None:
 def test_views_of_what_stays_the_same_may_be_written() -> None:
     play = Tapes()
     for seed in range(6):
-        fixed, _ = play("it", lambda x: [torch.tensor([[1.0, 2.0]])[0], x + 1], (some(seed, 2),))
+        fixed, _ = play(lambda x: [torch.tensor([[1.0, 2.0]])[0], x + 1], "it")(some(seed, 2))
         assert torch.equal(fixed, torch.tensor([1.0, 2.0]))
         if seed > EAGER_CALLS:
             fixed.mul_(2)
@@ -378,7 +378,7 @@ def test_constants_that_are_gone_are_not_taken_for_what_is_in_their_place() -> N
 def test_zeros_that_the_host_was_told_have_signs() -> None:
     play, function = Tapes(), lambda x: torch.ones(2) / float(x)
     for value in (0.0, 0.0, 0.0, 0.0, -0.0):
-        assert torch.equal(play("it", function, (torch.tensor(value),)), function(torch.tensor(value)))
+        assert torch.equal(play(function, "it")(torch.tensor(value)), function(torch.tensor(value)))
 
 
 @pytest.mark.parametrize("function", [torch.linalg.cholesky, torch.linalg.inv])
@@ -386,9 +386,9 @@ def test_what_a_function_checks_is_checked_when_it_is_played(function: Callable[
     assert played(function, lambda seed: torch.eye(2) * (seed + 1)) == CALLS
     play = Tapes()
     for scale in (1, 2, 3, 4):
-        play("it", function, (torch.eye(2) * scale,))
+        play(function, "it")(torch.eye(2) * scale)
     with pytest.raises(torch.linalg.LinAlgError):
-        play("it", function, (torch.zeros(2, 2),))
+        play(function, "it")(torch.zeros(2, 2))
 
 
 def test_sparse_matrices_are_called() -> None:
@@ -402,7 +402,7 @@ def test_with_other_threads_it_is_another_tape() -> None:
     try:
         for threads in (1, 1, 1, 2, 2):
             torch.set_num_threads(threads)
-            play("sum", torch.sum, (some(0, 9),))
+            play(torch.sum, "sum")(some(0, 9))
         assert len(play._kept) == 2
     finally:
         torch.set_num_threads(before)
@@ -422,12 +422,12 @@ def test_trainings_on_one_engine_have_tapes_of_their_own() -> None:
 
 
 def test_what_draws_from_the_global_generator_draws_once_a_call() -> None:
-    def drawn(play: Callable[..., Tensor]) -> list[Tensor]:
+    def drawn(play: Callable[..., Callable[..., Tensor]]) -> list[Tensor]:
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            return [play("noise", lambda x: x + torch.randn(3), (torch.zeros(3),)) for _ in range(5)]
+            return [play(lambda x: x + torch.randn(3), "noise")(torch.zeros(3)) for _ in range(5)]
 
-    plain = drawn(lambda _, function, inputs: function(*inputs))
+    plain = drawn(lambda function, _: function)
     assert all(torch.equal(a, b) for a, b in zip(plain, drawn(Tapes()), strict=True))
 
 
@@ -435,7 +435,7 @@ def test_only_so_many_are_kept() -> None:
     play = Tapes()
     for size in range(1, KEPT + 5):
         for _ in range(2):
-            play("sum", torch.sum, (some(0, size),))
+            play(torch.sum, "sum")(some(0, size))
     assert len(play._kept) == KEPT
     assert len(play._seen) == KEPT, "what is forgotten would have to be seen again first"
 
@@ -450,9 +450,9 @@ def test_every_method_trains_with_tapes_as_without(name: str) -> None:
         training = Training(method, federations, engine, Plan(rounds=5, cohort=4, evaluate_every=2))
         result = training.result(training.complete())
         found.append((training.states, result | {"seconds": 0}))
-        assert (engine.tapes is not None and len(engine.tapes._kept) > 0) == with_tapes
-        if with_tapes and engine.tapes is not None and not any(each.blank for each in engine.kept):
-            (whole,) = [tape for key, tape in engine.tapes._kept.items() if key[0] == "a whole round"]
+        assert (engine.capture is not None and len(engine.capture._kept) > 0) == with_tapes
+        if engine.capture is not None and not any(each.blank for each in engine.kept):
+            (whole,) = [tape for key, tape in engine.capture._kept.items() if key[0] == "a whole round"]
             steady = name != "clusteredfl"  # which parts clusters on the host
             assert (whole.checked, whole.program is not None) == (steady, steady)  # type: ignore[attr-defined]
     (plain, expected), (taped, result) = found

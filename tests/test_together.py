@@ -74,15 +74,15 @@ def test_what_is_wrong_with_a_step_is_not_hidden() -> None:
 
 def rows_computed(monkeypatch: pytest.MonkeyPatch, room: float) -> list[int]:
     """How many rows every map has had, where more than `room` of them run out of memory."""
-    compute, counts = Vector._compute, []
+    inputs, counts = Vector._inputs, []
 
-    def limited(self: Vector, step: str, asks: Any, first: int, rows: int) -> Any:
+    def limited(self: Vector, asks: Any, first: int, rows: int, nested: bool) -> Any:
         if rows * len(asks) > room:
             raise torch.OutOfMemoryError
         counts.append(rows * len(asks))
-        return compute(self, step, asks, first, rows)
+        return inputs(self, asks, first, rows, nested)
 
-    monkeypatch.setattr(Vector, "_compute", limited)
+    monkeypatch.setattr(Vector, "_inputs", limited)
     return counts
 
 

@@ -55,33 +55,33 @@ def test_a_cohort_has_the_asked_share_of_labelled_clients(share: float, size: in
     """Three members have labels and four have none; where one group is too small, the other fills the cohort."""
     going = training(cohort=size, cohort_labelled=share)
     for number in range(20):
-        ids = going.cohort(0, number)
+        ids = going.cohorts(0, number)
         assert len(ids.unique()) == size
         assert ids.tolist() == sorted(ids.tolist())
         assert int(ids.max()) < toys.MEMBERS
         assert sum(LABELLED[k] for k in ids.tolist()) == labelled
-        assert ids.equal(training(cohort=size, cohort_labelled=share).cohort(0, number)), (
+        assert ids.equal(training(cohort=size, cohort_labelled=share).cohorts(0, number)), (
             "the seed and the round decide"
         )
 
 
 def test_where_all_are_alike_the_share_changes_nothing_but_the_draw() -> None:
     going = training((True,) * 10, cohort=5, cohort_labelled=0.9)
-    drawn = torch.cat([going.cohort(0, number) for number in range(60)])
+    drawn = torch.cat([going.cohorts(0, number) for number in range(60)])
     assert drawn.bincount(minlength=toys.MEMBERS).min() > 25
     assert len(drawn) == 300
 
 
 def test_every_member_has_its_turn() -> None:
     going = training(cohort=4, cohort_labelled=0.5)
-    counts = torch.cat([going.cohort(0, number) for number in range(300)]).bincount(minlength=toys.MEMBERS)
+    counts = torch.cat([going.cohorts(0, number) for number in range(300)]).bincount(minlength=toys.MEMBERS)
     chance = torch.tensor([2 / 3 if LABELLED[k] else 2 / 4 for k in range(toys.MEMBERS)])
     assert float((counts / 300 - chance).abs().max()) < 0.1
 
 
 def test_without_a_share_the_draw_is_what_it_was() -> None:
     plain, other = training(cohort=4), training((True,) * 10, cohort=4)
-    assert all(plain.cohort(0, number).equal(other.cohort(0, number)) for number in range(10))
+    assert all(plain.cohorts(0, number).equal(other.cohorts(0, number)) for number in range(10))
 
 
 # validators
@@ -89,7 +89,7 @@ def test_without_a_share_the_draw_is_what_it_was() -> None:
 
 def test_validators_select_and_neither_train_nor_come_late() -> None:
     going = training((True,) * 10, validators=2, rounds=3, cohort=5, evaluate_every=1, watch_unseen=True)
-    assert all(int(going.cohort(0, number).max()) < 5 for number in range(10))
+    assert all(int(going.cohorts(0, number).max()) < 5 for number in range(10))
     lines = [metrics["runs"][0] for metrics in going.go() if metrics]
     federation = going.federations[0]
     (scores,) = evaluate(
@@ -109,7 +109,7 @@ def test_a_validators_labels_score_and_are_not_trained_on() -> None:
     """An unlabelled one shows what it is scored by, its val labels, and nothing else."""
     labelled = (True,) * 5 + (False,) * 5
     going = training(labelled, validators=2)
-    cards = going.engine.homes.cards(0, torch.arange(10))  # type: ignore[attr-defined]
+    cards = going.engine.homes.client_rows(0, torch.arange(10))  # type: ignore[attr-defined]
     known = {
         split: [int((going.engine.homes.find(torch.arange(3), card, split)[1] >= 0).sum()) for card in cards]  # type: ignore[attr-defined]
         for split in ("train", "val", "test")
@@ -180,7 +180,7 @@ def test_a_method_that_needs_labels_is_refused_for_validators_without() -> None:
 def test_clients_are_asked_by_the_round_that_draws_them() -> None:
     """The share is a matter of the loop: a method sees a cohort like any other."""
     going = training(cohort=4, cohort_labelled=0.5)
-    state = going.methods[0].round(going.states[0], Clients(going.engine, going.cohort(0, 0), 0))
+    state = going.methods[0].round(going.states[0], Clients(going.engine, going.cohorts(0, 0), 0))
     going.advance()
     assert toys.same(state, going.states[0])
 

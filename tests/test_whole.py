@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,11 +28,14 @@ class Calls:
         self.room = room
         self.names: list[str] = []
 
-    def __call__(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...], lasting: bool = True) -> Any:
-        self.names.append(name)
-        if name == "a whole round" and not self.room:
-            raise torch.OutOfMemoryError
-        return function(*inputs)
+    def __call__(self, function: Callable[..., Any], name: str, **_: Any) -> Callable[..., Any]:
+        def call(*inputs: Any) -> Any:
+            self.names.append(name)
+            if name == "a whole round" and not self.room:
+                raise torch.OutOfMemoryError
+            return function(*inputs)
+
+        return call
 
     def clear(self) -> None:
         pass
@@ -38,17 +43,17 @@ class Calls:
 
 def trained(
     graphs: Calls | None, chunk: int = 0, rates: tuple[float, ...] = (0.1, 0.1)
-) -> tuple[list[tree.Tree], list[dict[str, Any]], Vector]:
+) -> tuple[list[tree.Tree], list[dict[str, Any]], Any]:
     """Two seeds, each with a learning rate of its own."""
     federations = toys.federations(2)
     several = [toys.method("pefll", lr=rate) for rate in rates]
     packed = rates[0] != rates[1]
     engine = Packed(several, federations, chunk=chunk) if packed else Vector(several[0], federations, chunk=chunk)
-    engine.graphs = graphs  # type: ignore[assignment]
+    engine.capture = graphs or engine.capture  # type: ignore[assignment]
     training = Training(several if packed else several[0], federations, engine, Plan(rounds=3, cohort=5))
     for _ in range(3):
         training.advance()
-    return training.states, [line | {"seconds": 0} for line in training.drain()], engine
+    return training.states, [line | {"seconds": 0} for line in training.drain()], training.shortcut
 
 
 class Idle(FedAvg):
@@ -67,6 +72,24 @@ def test_a_round_may_ask_nobody() -> None:
         training.advance()
     assert training.drain() == []
     assert toys.same(training.states[0], tree.scale(before, 0.5**4))
+
+
+WITHOUT = """
+import sys
+from latecomer import federate, make_task, methods, train
+from latecomer.engines import make
+from latecomer.nets.models import MLP
+federation = federate("digits", partition="classes", clients=10, unseen=0.2)
+sizes = {"clients": 10, "members": federation.members}
+method = methods.get("pefll")(task=make_task(federation, MLP), steps=1, **sizes)
+train.run(method, federation, make("vector", method, [federation], "cpu", graphs=False), rounds=2, cohort=2)
+print([name for name in sys.modules if "capture" in name and name.startswith("latecomer")])
+"""
+
+
+def test_without_graphs_nothing_of_capture_is_imported() -> None:
+    found = subprocess.run([sys.executable, "-c", WITHOUT], check=True, capture_output=True, text=True).stdout
+    assert found.strip() == "[]"
 
 
 class Draws(FedAvg):
@@ -113,7 +136,7 @@ def test_rates_that_fall_with_the_round_are_replayed() -> None:
     states, engine = after(Decays, "vector")
     plain, _ = after(Decays, "vector", graphs=False)
     assert all(toys.same(a, b) for a, b in zip(states, plain, strict=True))
-    (tape,) = [tape for key, tape in engine.tapes._kept.items() if key[0] == "a whole round"]
+    (tape,) = [tape for key, tape in engine.capture._kept.items() if key[0] == "a whole round"]
     assert tape.checked
     assert tape.program is not None
     for other in ("loop", "flower"):
@@ -139,9 +162,9 @@ def test_whole_rounds_are_the_same_rounds(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     states, lines, _ = trained(None, rates=rates)
     graphs = Calls(room)
-    whole, told, engine = trained(graphs, chunk, rates)
+    whole, told, shortcut = trained(graphs, chunk, rates)
     assert graphs.names.count("a whole round") == (3 if room else 1), "after one failure it is not tried again"
-    assert engine.in_parts != room
+    assert shortcut.possible == room
     assert told == lines
     for ours, theirs in zip(whole, states, strict=True):
         for path, leaf in tree.flatten(ours).items():

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from . import tree
 from .errors import ProtocolError
+from .ops.stopwatch import Stopwatch
 from .ops.upload import upload
 from .replies import By, Collector, Replies
 from .steps import Phase, Step, check_names, check_phase, listed, phase_of
-from .stopwatch import Stopwatch
 from .tree import Tree
 
 
@@ -32,39 +32,20 @@ class Sending:
     to: Tensor | None = None  # [cohort] bool, on the CPU: who gets it, a row of `each` for everyone; None: everybody
 
 
-class Cohort(NamedTuple):
-    """Who takes part in a round, on the device of an engine that wants to know before the round begins.
-
-    Or in several rounds: then both have a dimension more, the first.
-    """
-
-    ids: Tensor  # [cohort]
-    slips: Tensor  # [cohort, ...]: what the engine needs to know about each client; at the end the number of the round
-
-    @property
-    def round(self) -> Tensor:
-        """The number of the round."""
-        return self.slips[..., 0, -1]
-
-
-class Unsteady(BaseException):
-    """Ends a round that an engine tries to capture: it decides something on the host, so it could not be replayed."""
-
-
 @dataclass
 class Ask:
     """One exchange as an engine sees it: who is asked what. The engine answers by calling `take`, once or in parts."""
 
     run: int  # which of the federations in lockstep
-    round: int | Tensor  # a tensor in a whole round (`Whole`), which does not depend on the host
-    ids: Tensor  # [cohort], on the CPU; in a whole round the device's own
+    round: int
+    ids: Tensor  # [cohort], on the CPU
     silent: Tensor  # [cohort] bool, on the engine's device: their answers will be ignored, their memory stays as it is
     shared: Tree
     each: Tree  # rows in the order of ids
     recalled: Tree  # what every client was sent earlier this round; it does not travel again
     scratch: int | None  # None in training; else the number of an evaluation, whose memories are not kept
     collector: Collector
-    cohort: Cohort | None = None  # the same clients as `ids`, where the engine has prepared them
+    rows: Tensor | None = None  # client rows that the engine made beforehand: it then looks at neither ids nor round
 
     def take(self, rows: slice, each: Tree, weight: Tensor, heard: Tensor) -> None:
         """Answers of these rows of the cohort; parts come in order."""
@@ -88,42 +69,18 @@ class Engine(Protocol):
     def remember(self, run: int, kept: Tree) -> None:
         """The way back."""
 
-    def whole(self, rows: int) -> Whole | None:
-        """A faster way through whole rounds of so many clients in all, if the engine has one."""
-
-
-class Whole(Protocol):
-    """Calls a function that does whole rounds, by replay if it can: if the function decides nothing on the host.
-
-    What it returns lasts until the next call.
-    """
-
-    def prepare(self, run: int, ids: Tensor, numbers: Tensor) -> Cohort:
-        """What it needs to know about the clients [rounds, cohort] of some rounds."""
-
-    def __call__(self, rounds: Callable[..., Any], inputs: tuple[Any, ...]) -> Any: ...
-
-
-Told = tuple[str, int, int]
-"""A step, and the bytes to and from one client."""
-
 
 @dataclass(frozen=True)
 class Exchange:
     """One line of the ledger. Counts stay tensors until they are written, so that a round never waits for the GPU."""
 
-    round: int | None  # None: in a round that is captured, whose exchanges are written down when it is replayed
+    round: int
     step: str
     asked: Tensor
     answered: Tensor
     down_each: int  # bytes to one client
     up_each: int  # bytes from one client
     seconds: Callable[[], float] | None  # None: a round replayed as a whole has one time, which its last exchange tells
-
-    @property
-    def told(self) -> Told:
-        """What is the same every round."""
-        return self.step, self.down_each, self.up_each
 
     def line(self) -> dict[str, Any]:
         asked, answered = int(self.asked), int(self.answered)
@@ -142,56 +99,39 @@ class Exchange:
 class Clients:
     """A cohort, seen from the server.
 
-    Methods may calculate with `round`, and look clients up by `index`: where a round is replayed, both are inputs.
-    What is decided on the host (`if clients.round < 10`, by `number`, `ids` or `only`) ends the capture; the round is
-    then done as it is written.
+    Methods may calculate with `round` and look clients up by `index`, on the server's device; they decide by `number`,
+    `ids` and `only`, on the host. Rounds that decide nothing on the host may be replayed as a whole.
     """
 
     engine: Engine
-    who: Tensor  # [cohort]: who takes part; where the engine has prepared them, on its device
-    count: int | None  # the number of the round, below zero for what is none of training; None: only the engine knows
+    ids: Tensor  # [cohort]: who takes part, on the CPU, to decide by
+    number: int  # of the round, to decide by; below zero for what is no round of training
     run_index: int = 0
     scratch: int | None = None
-    faults: Callable[[Tensor, Any, str], Tensor] | None = None  # (ids, round, step) -> who falls silent
+    faults: Callable[[Tensor, int, str], Tensor] | None = None  # (ids, round, step) -> who falls silent
     ledger: list[Exchange] = field(default_factory=list)
     silent: Tensor | None = None  # silent once, silent for the rest of the round
     held: Tree = field(default_factory=dict)  # what every client was sent earlier this round
     asked: frozenset[str] = frozenset()  # names of the steps that all of these clients were asked for this round
-    cohort: Cohort | None = None  # the same clients, where the engine has prepared them
-    clock: Tensor | None = None  # the number of the round, on the engine's device, where only the engine knows
     within: tuple[Clients, Tensor] | None = None  # the cohort that these are a part of, and which of it they are
 
     def __len__(self) -> int:
-        return len(self.who)
-
-    @property
-    def ids(self) -> Tensor:
-        """Who takes part, on the CPU, to decide by."""
-        if self.who.device.type != "cpu":
-            raise Unsteady
-        return self.who
-
-    @property
-    def number(self) -> int:
-        """The number of the round, to decide by."""
-        if self.count is None:
-            raise Unsteady
-        return self.count
+        return len(self.ids)
 
     @property
     def phase(self) -> Phase:
         """Whether this is a round of training or personalisation."""
-        return phase_of(self.count, self.scratch)
+        return phase_of(self.number, self.scratch)
 
     @property
     def index(self) -> Tensor:
         """The ids on the server's device, to look clients up in a table."""
-        return upload(self.who, self.engine.device) if self.cohort is None else self.cohort.ids
+        return upload(self.ids, self.engine.device)
 
     @property
     def round(self) -> Tensor:
         """The number of the round, on the server's device, to calculate with."""
-        return upload(torch.tensor(self.number), self.engine.device) if self.clock is None else self.clock
+        return upload(torch.tensor(self.number), self.engine.device)
 
     def run(
         self, step: Step, *, shared: Tree | None = None, each: Tree | None = None, recall: Sequence[str] = ()
@@ -232,13 +172,15 @@ class Clients:
     def only(self, which: Tensor) -> Clients:
         """The clients of this cohort for which the mask (on the CPU) holds; they hold what all were sent."""
         silent = None if self.silent is None else self.silent[which.to(self.silent.device)]
-        return replace(self, who=self.ids[which], silent=silent, cohort=None, within=(self, which))
+        return replace(self, ids=self.ids[which], silent=silent, within=(self, which))
 
     def turns(self, count: int) -> list[Clients]:
         """The same cohort for `count` rounds of its own, each with batches of its own (for fitting a latecomer)."""
         if self.phase == "round":
             raise ProtocolError("A round of training has no turns; they are for personalisation.")
-        return [replace(self, count=self.number - 1 - k, held={}, asked=frozenset(), within=None) for k in range(count)]
+        return [
+            replace(self, number=self.number - 1 - k, held={}, asked=frozenset(), within=None) for k in range(count)
+        ]
 
     def _exchange(self, step: Step, sending: Sending, fold: By | None) -> Collector:
         name = step.__name__
@@ -252,19 +194,19 @@ class Clients:
         collector = Collector(fold, counted=self.phase == "round")
         recalled = {key: self.held[key] for key in sending.recall}
         watch = Stopwatch(self.engine.device)
-        number: Any = self.clock if self.count is None else self.count
-        ask = Ask(
-            self.run_index, number, self.who, silent, shared, each, recalled, self.scratch, collector, self.cohort
-        )
+        ask = self._ask(silent, shared, each, recalled, collector)
         self.engine.exchange(name, [ask])
         heard = torch.cat(collector.heards)
         down = tree.nbytes(shared) + tree.nbytes(each) // max(len(self), 1)
         counts = (~silent).sum(), heard.sum()
-        self.ledger.append(Exchange(self.count, name, *counts, down, collector.up_each, seconds=watch.stop()))
+        self.ledger.append(Exchange(ask.round, name, *counts, down, collector.up_each, seconds=watch.stop()))
         self._fall_silent(~heard)
         self.held = self.held | shared
         self.asked = self.asked | {name}
         return collector
+
+    def _ask(self, silent: Tensor, shared: Tree, each: Tree, recalled: Tree, collector: Collector) -> Ask:
+        return Ask(self.run_index, self.number, self.ids, silent, shared, each, recalled, self.scratch, collector)
 
     def _fall_silent(self, silent: Tensor) -> None:
         """For the rest of the round; the cohort that these are a part of has to know, too."""

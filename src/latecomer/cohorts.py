@@ -8,12 +8,8 @@ import torch
 from torch import Tensor
 
 from .checks import by_labels
-from .clients import Cohort, Whole
 from .data.federation import Federation
 from .ops.shuffle import purpose, sample
-
-AHEAD = 64  # rounds drawn at a time, for engines that want to know before a round begins
-AT_ONCE = 4096  # clients drawn at a time, if a round has not more
 
 
 class Cohorts:
@@ -23,8 +19,6 @@ class Cohorts:
         """`labelled` is the share that is drawn among members with labels; None: all are drawn alike."""
         self.federations, self.size, self.labelled = federations, size, labelled
         self.groups = [] if labelled is None else [by_labels(federation) for federation in federations]
-        self.ahead = min(AHEAD, max(1, AT_ONCE // size))
-        self.prepared: dict[int, tuple[int, Cohort]] = {}  # by run: a round, and the cohorts from there on
 
     def __call__(self, run: int, number: int) -> Tensor:
         """Who takes part in one round."""
@@ -44,11 +38,3 @@ class Cohorts:
             if count
         ]
         return torch.cat(parts, -1).sort().values
-
-    def prepare(self, whole: Whole, run: int, number: int) -> Cohort:
-        """Who takes part in one round, as an engine wants to know; prepared together with the rounds to come."""
-        first, block = self.prepared.get(run, (-1, None))
-        if block is None or not first <= number < first + len(block.ids):
-            numbers = torch.arange(number, number + self.ahead)
-            first, block = self.prepared[run] = number, whole.prepare(run, self.draw(run, numbers), numbers)
-        return Cohort(block.ids[number - first], block.slips[number - first])

@@ -43,9 +43,9 @@ def steps(kind: type) -> list[str]:
     return [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if phases_of(kind, name)]
 
 
-def phase_of(number: int | None, scratch: int | None) -> Phase:
-    """What clients are asked for: rounds of training count from zero, or the engine counts them (None)."""
-    return "round" if scratch is None and (number is None or number >= 0) else "personalise"
+def phase_of(number: int, scratch: int | None) -> Phase:
+    """What clients are asked for: rounds of training count from zero."""
+    return "round" if scratch is None and number >= 0 else "personalise"
 
 
 def check_phase(step: Step, phase: Phase) -> None:

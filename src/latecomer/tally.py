@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import privacy, tree
-from .clients import Ask, Engine, Unsteady, Whole
+from .clients import Ask, Engine
 from .data.federation import Federation
 from .errors import MissingExtra
 from .method import Method
@@ -54,8 +54,6 @@ class Tally:
         self.engine.exchange(step, counted)
 
     def _count(self, step: str, ask: Ask, release: Release) -> Ask:
-        if ask.cohort is not None:  # a round that is recorded and replayed: it would be counted once and for all
-            raise Unsteady
         run, ids = self.released[ask.run], upload(ask.ids, self.device)
         spent = run.loss[ids] + release.loss > release.affordable
         asked, silent = ~ask.silent, ask.silent | spent
@@ -70,9 +68,6 @@ class Tally:
 
     def remember(self, run: int, kept: Tree) -> None:
         self.engine.remember(run, kept)
-
-    def whole(self, rows: int) -> Whole | None:
-        return self.engine.whole(rows)
 
     def snapshot(self, run: int) -> Tree:
         """What a checkpoint keeps of a run; nothing where nothing was released."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import tree
 from .checks import check, check_model
-from .clients import Clients, Cohort, Engine, Exchange, Told, Unsteady, Whole
+from .clients import Clients, Engine, Exchange
 from .cohorts import Cohorts
 from .data.federation import Federation
 from .errors import SettingError, within_memory
@@ -22,7 +22,6 @@ from .faults import failing_since, silence
 from .method import Method
 from .plan import Plan as Plan
 from .settings import parse
-from .stopwatch import Stopwatch
 from .sweep.lockstep import Lockstep
 from .sweep.together import together as together
 from .tally import Tally
@@ -52,10 +51,9 @@ class Training:
         self.federations, self.engine, self.plan = federations, engine, plan
         for one, own in self._by_method():
             check(one, own, plan)
-        self.cohort = Cohorts(federations, plan.cohort, plan.cohort_labelled)
+        self.cohorts = Cohorts(federations, plan.cohort, plan.cohort_labelled)
         self.tally = Tally(engine, self.methods, federations)
         self.lockstep = Lockstep(self.tally)
-        self.whole = not plan.silence  # whether an engine may replay whole rounds: who falls silent, the host decides
         self.round = 0
         self.evaluations = 0
         self.seconds = 0.0
@@ -71,6 +69,8 @@ class Training:
         notes += [note for one, own in self._by_method() for note in one.review(own, engine, plan.rounds)]
         notes += getattr(engine, "notes", ())
         self.notes = list(dict.fromkeys(notes))  # what a user should know
+        # some engines know a faster way through whole rounds: it does the next one, or says that it cannot
+        self.shortcut: Callable[[], bool] | None = getattr(engine, "shortcut", lambda training: None)(self)
 
     def _by_method(self) -> list[tuple[Method, list[Federation]]]:
         """Every method, with its federations."""
@@ -106,51 +106,15 @@ class Training:
     @within_memory()
     def advance(self) -> None:
         """One round of every run."""
-        whole = self.engine.whole(self.plan.cohort * len(self.states)) if self.whole else None
-        if whole is None or not self._replayed(whole):
-            works = [partial(self._round, run, self.states[run], self.ledgers[run]) for run in range(len(self.states))]
-            self.states = self.lockstep(works)
+        if self.shortcut is None or not self.shortcut():
+            self.states = self.lockstep([partial(self._round, run) for run in range(len(self.states))])
         self.round += 1
 
-    def _round(
-        self, run: int, state: Tree, ledger: list[Exchange], engine: Engine, cohort: Cohort | None = None
-    ) -> Tree:
-        if cohort is None:
-            faults = silence(self.plan.silence, self.federations[run].seed)
-            clients = Clients(engine, self.cohort(run, self.round), self.round, run, faults=faults, ledger=ledger)
-        else:  # what is replayed must not know our count of rounds, but take the number as an input
-            clients = Clients(engine, cohort.ids, None, run, ledger=ledger, cohort=cohort, clock=cohort.round)
-        return self.methods[run].round(state, clients)
-
-    def _rounds(self, states: list[Tree], cohorts: list[Cohort]) -> tuple[list[Tree], Tensor, list[list[Told]]]:
-        """The round of all runs as one function of their states and cohorts."""
-        ledgers: list[list[Exchange]] = [[] for _ in states]
-        works = [
-            partial(self._round, run, states[run], ledgers[run], cohort=cohorts[run]) for run in range(len(states))
-        ]
-        after = self.lockstep(works)
-        counts = [count for ledger in ledgers for one in ledger for count in (one.asked, one.answered)]
-        nothing = torch.zeros(0, device=self.engine.device)  # a round may ask nobody
-        return after, torch.stack(counts) if counts else nothing, [[one.told for one in ledger] for ledger in ledgers]
-
-    def _replayed(self, whole: Whole) -> bool:
-        """Whether a round was done in a way that an engine can replay; if not, nothing has happened."""
-        watch = Stopwatch(self.engine.device)
-        cohorts = [self.cohort.prepare(whole, run, self.round) for run in range(len(self.states))]
-        counts: Tensor
-        told: list[list[Told]]
-        try:
-            self.states, counts, told = whole(self._rounds, (self.states, cohorts))
-        except Unsteady:
-            self.whole = False
-            return False
-        seconds = watch.stop()
-        answers = iter(counts.clone())  # the next round may overwrite them
-        for ledger, lines in zip(self.ledgers, told, strict=True):
-            for left, (step, down, up) in zip(range(len(lines) - 1, -1, -1), lines, strict=True):
-                counted = next(answers), next(answers)
-                ledger.append(Exchange(self.round, step, *counted, down, up, seconds=None if left else seconds))
-        return True
+    def _round(self, run: int, engine: Engine) -> Tree:
+        """One round of one run."""
+        ids, faults = self.cohorts(run, self.round), silence(self.plan.silence, self.federations[run].seed)
+        clients = Clients(engine, ids, self.round, run, faults=faults, ledger=self.ledgers[run])
+        return self.methods[run].round(self.states[run], clients)
 
     def evaluate(self) -> dict[str, Any]:
         """Score the members, validators, and the latecomers if they are watched; keep the best state of every run."""

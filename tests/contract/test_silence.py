@@ -109,7 +109,7 @@ def test_flower_replies_that_never_come(name: str, monkeypatch: pytest.MonkeyPat
 
 def test_flower_clients_that_fail(name: str, caplog: pytest.LogCaptureFixture) -> None:
     def fail(home: Any, reply: Tree) -> Tree:
-        if int(home._card[CLIENT]) in DEAD:
+        if int(home._client[CLIENT]) in DEAD:
             raise RuntimeError("this client is broken")
         return reply
 
@@ -143,7 +143,7 @@ def test_nobody_answers(name: str, engine: str) -> None:
 
 def not_finite(home: Any, reply: Tree) -> Tree:
     """In the second round, nonsense from the dead: in every number, or beside an empty answer."""
-    bad = (home._card[CLIENT] == DEAD).any() & (home._round == 1)
+    bad = (home._client[CLIENT] == DEAD).any() & (home._round == 1)
     reply = tree.map(lambda leaf: torch.where(bad, torch.full_like(leaf, torch.nan), leaf), reply)
     return reply or {"nonsense": torch.where(bad, torch.nan, 0.0)}
 

@@ -40,7 +40,7 @@ def build(**settings: object) -> KnnPer:
 
 def home(client: int, federation: Federation = FEDERATION) -> PackedHome:
     homes = Homes([federation], torch.device("cpu"), torch.float64)
-    return PackedHome(homes, homes.cards(0, torch.tensor([client]))[0], torch.tensor(0), {})
+    return PackedHome(homes, homes.client_rows(0, torch.tensor([client]))[0], torch.tensor(0), {})
 
 
 def test_a_round_is_fedavgs() -> None:
@@ -195,7 +195,7 @@ def test_the_run_is_the_papers_on_cifar() -> None:
     training = Experiment.parse("knnper", {"clients": "12", "unseen": "0.25"}).training()
     assert (training.plan.rounds, training.plan.cohort, training.plan.select) == (200, 9, "accuracy")
     assert training.methods[0].schedule == Schedule("step", 200)
-    assert training.cohort(0, 0).tolist() == list(range(9))
+    assert training.cohorts(0, 0).tolist() == list(range(9))
     assert (training.methods[0].batch, training.methods[0].epochs) == (128, 1)  # type: ignore[attr-defined]
 
 

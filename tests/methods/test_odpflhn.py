@@ -266,7 +266,7 @@ def private(**settings: Any) -> tuple[ODPFLHN, dict[str, Any]]:
 
 def home(client: int, turn: int | torch.Tensor) -> PackedHome:
     homes = Homes([FEDERATION], torch.device("cpu"), torch.float64)
-    return PackedHome(homes, homes.cards(0, torch.tensor([client]))[0], torch.as_tensor(turn), {})
+    return PackedHome(homes, homes.client_rows(0, torch.tensor([client]))[0], torch.as_tensor(turn), {})
 
 
 def test_a_bounded_descriptor() -> None:

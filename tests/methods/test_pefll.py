@@ -140,7 +140,7 @@ def test_no_class_is_left_out() -> None:
     """Client 2 has class 1 only; its logits for an input of 0.5 are (-2.5 * 0.5 - 1, 4 * 0.5 + 1)."""
     method, _ = build()
     homes = Homes([FEDERATION], torch.device("cpu"), torch.float32)
-    home = PackedHome(homes, homes.cards(0, torch.tensor([2]))[0], torch.tensor(0), {})
+    home = PackedHome(homes, homes.client_rows(0, torch.tensor([2]))[0], torch.tensor(0), {})
     params = {"weight": torch.tensor([[-2.5], [4.0]]), "bias": torch.tensor([-1.0, 1.0])}
     assert method.predict(home, torch.tensor([[0.5]]), params=params)[0].tolist() == [-2.25, 3.0]
 

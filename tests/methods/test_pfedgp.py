@@ -241,7 +241,7 @@ def build(**settings: Any) -> tuple[PFedGP, dict[str, Any]]:
 
 def home(client: int) -> PackedHome:
     homes = Homes([FEDERATION], torch.device("cpu"), torch.float64)
-    return PackedHome(homes, homes.cards(0, torch.tensor([client]))[0], torch.tensor(0), {})
+    return PackedHome(homes, homes.client_rows(0, torch.tensor([client]))[0], torch.tensor(0), {})
 
 
 def embed(theta: Any, x: Any) -> Any:

@@ -330,7 +330,7 @@ def test_seeds_whose_cohorts_lack_a_size_go_on_together() -> None:
         )
         assert len(list(training.go())) == 8
         finals[name] = training
-    cohorts = [[int(finals["together"].cohort(run, k)) for k in range(8)] for run in (0, 1)]
+    cohorts = [[int(finals["together"].cohorts(run, k)) for k in range(8)] for run in (0, 1)]
     same = [SIZED.budget[i] == SIZED.budget[j] for i, j in zip(*cohorts, strict=True)]
     assert any(same)
     assert not all(same)

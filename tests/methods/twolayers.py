@@ -65,4 +65,4 @@ def close(found: dict[str, torch.Tensor], wanted: Layers) -> None:
 def home(federation: Federation, client: int, memory: dict[str, Any]) -> PackedHome:
     """A client as its steps see it."""
     homes = Homes([federation], torch.device("cpu"), torch.float64)
-    return PackedHome(homes, homes.cards(0, torch.tensor([client]))[0], torch.tensor(0), memory)
+    return PackedHome(homes, homes.client_rows(0, torch.tensor([client]))[0], torch.tensor(0), memory)

@@ -21,8 +21,8 @@ from ..data.federation import Federation
 from ..method import Method, asked_in
 from ..task import Home
 from ..tree import Tree
+from .fitting import MUCH, padding
 from .loop import SMALL, Loop
-from .room import MUCH, padding
 from .vector import Vector
 
 ROWS, STEPS, BATCH, REPEATS = 5, 3, 32, 3

@@ -10,13 +10,21 @@ import ctypes
 import os
 import sys
 
+import torch
+
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # the names of glibc's mallopt, without their M_
 KEPT = 2**30  # bytes at the end of the heap that may lie idle
 CHOSEN = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 
-def keep() -> bool:
-    """Keep freed memory, for the rest of the process; whether that could be done. A user's own choice stays."""
+def keep(device: torch.device | str = "cpu") -> bool:
+    """Keep freed memory, for the rest of the process; whether that was done. A user's own choice stays.
+
+    It is for processes that compute on a CPU, and it changes all of the process: so only the command line calls it,
+    and whoever writes a program of their own and wants the same speed.
+    """
+    if torch.device(device).type != "cpu":
+        return False
     if not sys.platform.startswith("linux") or any(name in os.environ for name in CHOSEN):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none

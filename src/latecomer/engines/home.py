@@ -1,7 +1,7 @@
 """The data side of an engine that holds its clients' examples: what `Home` promises, on packed federations.
 
-A client is described by a card, twelve integers, so that a whole cohort reaches the device in one small copy and a
-home can be made from one row of it inside `vmap`.
+A client is described by a row of twelve integers, so that a whole cohort reaches the device in one small copy and a
+home can be made from one client row inside `vmap`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Homes:
         ready = self.images and self.channels_last and len(angles) * x.numel() <= READY
         self.ready = self._every_angle() if ready else None
 
-    def cards(self, run: int, ids: Tensor) -> Tensor:
+    def client_rows(self, run: int, ids: Tensor) -> Tensor:
         """One row of integers a client: [..., 12] for clients of any shape, on the CPU."""
         federation = self.federations[run]
         columns = [
@@ -77,34 +77,34 @@ class Homes:
             columns += [start[ids] + self.base[split][federation], start[ids + 1] - start[ids]]
         return torch.stack(columns, -1)
 
-    def room(self, card: Tensor) -> dict[str, int]:
-        """For a client that is not mapped with others: of every split its own examples. The card is on the CPU.
+    def room(self, client: Tensor) -> dict[str, int]:
+        """For a client that is not mapped with others: of every split its own examples. Its row is on the CPU.
 
         Who has none where others have some gets one of padding: nothing at all is harder to compute with.
         """
-        return {split: min(most, max(1, int(card[SIZE[split]]))) for split, most in self.largest.items()}
+        return {split: min(most, max(1, int(client[SIZE[split]]))) for split, most in self.largest.items()}
 
-    def find(self, place: Tensor, card: Tensor, split: str) -> tuple[Tensor, Tensor]:
+    def find(self, place: Tensor, client: Tensor, split: str) -> tuple[Tensor, Tensor]:
         """Which examples lie at the given places of a client's rows, and their labels, as far as it may know them."""
         last = max(len(self.index[split]) - 1, 0)  # where a client with nothing here would point past the end
-        rows = self.index[split][(card[START[split]] + place).clamp(max=last)].long()
+        rows = self.index[split][(client[START[split]] + place).clamp(max=last)].long()
         y = self.y[rows]
         if split != "test":  # the experimenter's test labels score, and so do a validator's val labels
-            shown = card[LABELLED] % 2 if split == "train" else card[LABELLED]
+            shown = client[LABELLED] % 2 if split == "train" else client[LABELLED]
             y = torch.where(shown > 0, y, -1)
         return rows, y
 
-    def take(self, rows: Tensor, card: Tensor) -> Tensor:
+    def take(self, rows: Tensor, client: Tensor) -> Tensor:
         """The examples, ready for a model."""
         if not self.images:
             return self.x[rows].to(self.dtype)
         if self.ready is not None:  # by `embedding`: whole rows at once, where plain indices would go number by number
-            flat = F.embedding(rows + card[ANGLE] * len(self.x), self.ready)
+            flat = F.embedding(rows + client[ANGLE] * len(self.x), self.ready)
             images: Tensor = flat.unflatten(-1, self.x.shape[1:]).movedim(-1, -3)
             return images
         if not self.channels_last and not self.turned:
             return take(self.x, rows, self.scale, self.shift)
-        return self._ready_made(self.x[rows], card[ANGLE, None])
+        return self._ready_made(self.x[rows], client[ANGLE, None])
 
     def _ready_made(self, x: Tensor, angle: Tensor) -> Tensor:
         """Images as they are stored, turned (`angle` is a vector of one), scaled and shifted."""
@@ -130,7 +130,7 @@ class PackedHome:
     def __init__(
         self,
         homes: Homes,
-        card: Tensor,
+        client: Tensor,
         round: Tensor,  # noqa: A002
         memory: Tree,
         entropy: Callable[[int], Tensor] | None = None,  # where noise comes from; None: simulated, from the public seed
@@ -138,7 +138,7 @@ class PackedHome:
     ) -> None:
         self.memory = memory
         self._room = room or homes.largest
-        self._homes, self._card, self._round, self._entropy = homes, card, round, entropy
+        self._homes, self._client, self._round, self._entropy = homes, client, round, entropy
 
     @property
     def round(self) -> Tensor:
@@ -146,7 +146,7 @@ class PackedHome:
 
     @property
     def budget(self) -> Tensor:
-        return self._card[BUDGET]
+        return self._client[BUDGET]
 
     def batch(self, size: int, purpose: str = "batch") -> Batch:
         return next(iter(self.batches(1, size, purpose)))
@@ -159,15 +159,15 @@ class PackedHome:
         return DrawnBatches(self, steps, size, purpose, passes=count)
 
     def all(self, split: str = "train") -> Batch:
-        place = torch.arange(self._room[split], device=self._card.device)
-        count = self._card[SIZE[split]]
-        rows, y = self._homes.find(_within(place, count), self._card, split)
-        return Batch(self._homes.take(rows, self._card), y, place < count)
+        place = torch.arange(self._room[split], device=self._client.device)
+        count = self._client[SIZE[split]]
+        rows, y = self._homes.find(_within(place, count), self._client, split)
+        return Batch(self._homes.take(rows, self._client), y, place < count)
 
     def counts(self, classes: int) -> Tensor:
-        place = torch.arange(self._room["train"], device=self._card.device)
-        count = self._card[SIZE["train"]]
-        _, y = self._homes.find(_within(place, count), self._card, "train")
+        place = torch.arange(self._room["train"], device=self._client.device)
+        count = self._client[SIZE["train"]]
+        _, y = self._homes.find(_within(place, count), self._client, "train")
         return (one_hot(y, classes) * (place < count)[:, None]).sum(0)
 
     def noise(self, size: int, purpose: str = "noise", dtype: torch.dtype | None = None) -> Tensor:
@@ -176,11 +176,11 @@ class PackedHome:
         return normal(words).to(dtype if dtype.is_floating_point else torch.float32)
 
     def lot(self, purpose: str) -> Tensor:
-        return lot(self._card[SEED], self._card[CLIENT], purpose)
+        return lot(self._client[SEED], self._client[CLIENT], purpose)
 
     def _words(self, count: int, name: str) -> Tensor:
-        counter = torch.arange(count, device=self._card.device)
-        return mix(self._card[SEED], self._round, self._card[CLIENT], purpose(name), counter)
+        counter = torch.arange(count, device=self._client.device)
+        return mix(self._client[SEED], self._round, self._client[CLIENT], purpose(name), counter)
 
 
 def entropy(count: int) -> Tensor:
@@ -200,10 +200,10 @@ class DrawnBatches:
 
     def __init__(self, home: PackedHome, steps: int, size: int, name: str, passes: int | None) -> None:
         self.home, self.steps = home, steps
-        card = home._card
-        who = card[SIZE["train"]], card[SEED], home._round, card[CLIENT]
+        client = home._client
+        who = client[SIZE["train"]], client[SEED], home._round, client[CLIENT]
         place, self.real = draw(*who, purpose(name), steps, size, passes)
-        self.rows, self.y = home._homes.find(place, card, "train")  # [steps, size]
+        self.rows, self.y = home._homes.find(place, client, "train")  # [steps, size]
         self.weight = labelled(self.y, self.real)
         self.labelled = self.weight.any(-1)
 
@@ -211,11 +211,11 @@ class DrawnBatches:
         return self.steps
 
     def __iter__(self) -> Iterator[Batch]:
-        homes, card = self.home._homes, self.home._card
+        homes, client = self.home._homes, self.home._client
         small = homes.channels_last and self.rows.numel() * math.prod(homes.shape) <= SMALL
-        x = homes.take(self.rows, card) if small else None
+        x = homes.take(self.rows, client) if small else None
         for k in range(self.steps):
-            chosen = homes.take(self.rows[k], card) if x is None else x[k]
+            chosen = homes.take(self.rows[k], client) if x is None else x[k]
             yield Batch(chosen, self.y[k], self.real[k], self.weight[k], self.labelled[k])
 
 

@@ -17,13 +17,13 @@ from ..method import Method
 from ..ops.upload import upload
 from ..tree import Tree
 from .home import WEIGHT, Homes, PackedHome
-from .memory import Shelf
+from .memory import KeepsMemories
 
 T = TypeVar("T")
 SMALL = 2**15  # weights below which a step is mostly Python, of which only one thread can run at a time
 
 
-class Loop(Shelf):
+class Loop(KeepsMemories):
     """One client at a time, or on a CPU one for every thread that PyTorch may use.
 
     A network as small as a client's cannot keep two threads busy, but two networks can, and they never wait for each
@@ -48,13 +48,13 @@ class Loop(Shelf):
 
     def _one_by_one(self, step: str, ask: Ask) -> None:
         memories = self.of(ask.run, ask.scratch)
-        told = self.homes.cards(ask.run, ask.ids)
-        cards, rooms = upload(told, self.device), [self.homes.room(card) for card in told]
+        told = self.homes.client_rows(ask.run, ask.ids)
+        rows, rooms = upload(told, self.device), [self.homes.room(row) for row in told]
         round_ = torch.tensor(ask.round, device=self.device)
 
         def work(k: int) -> tuple[Tree, Tree]:
             memory = tree.row(memories.read(ask.ids[k : k + 1]), 0)
-            home = PackedHome(self.homes, cards[k], round_, memory, room=rooms[k])
+            home = PackedHome(self.homes, rows[k], round_, memory, room=rooms[k])
             return self._work(step, ask, k, home), home.memory
 
         for k, (reply, memory) in enumerate(self._in_order(work, len(ask.ids))):
@@ -64,7 +64,7 @@ class Loop(Shelf):
             if kept := tree.map(lambda leaf: leaf[None], memory):
                 well = tree.finite(answer | {"kept": kept}, rows=True)  # who keeps nonsense has not answered
                 memories.write(ask.ids[one], kept, well & ~ask.silent[one])
-            ask.take(one, answer, cards[one, WEIGHT].float(), well)
+            ask.take(one, answer, rows[one, WEIGHT].float(), well)
 
     def _in_order(self, work: Callable[[int], T], count: int) -> Iterator[T]:
         """The results for 0 to `count`. So many at a time as there are threads, so that never more wait to be used."""

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from .. import tree
-from ..clients import Whole
 from ..data.federation import Federation
 from ..method import Method
 from ..ops.upload import upload
 from ..tree import Tree
-from . import heap
 
 
 class Memories:
@@ -69,13 +67,11 @@ class Memories:
             self.write(dumped["ids"].cpu(), dumped["rows"], keep)
 
 
-class Shelf:
-    """The memories of every run in lockstep, and those of the evaluation that is under way; engines inherit it."""
+class KeepsMemories:
+    """An engine with a table of memories for every run in lockstep, and one for the evaluation that is under way."""
 
     def __init__(self, method: Method, federations: Sequence[Federation], device: torch.device) -> None:
         method.settle(device)
-        if device.type == "cpu":
-            heap.keep()
         generators = [torch.Generator().manual_seed(federation.seed) for federation in federations]
         self.kept = [Memories(tree.to(method.memory(generator), device)) for generator in generators]
         self._scratch: dict[int, tuple[int, Memories]] = {}
@@ -89,9 +85,6 @@ class Shelf:
             memories = Memories(self.kept[run].blank, base=self.kept[run])
             self._scratch[run] = (scratch, memories)
         return memories
-
-    def whole(self, rows: int) -> Whole | None:
-        return None
 
     def memories(self, run: int) -> Tree:
         return self.kept[run].dump()

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from .. import tree
-from ..clients import Ask, Cohort, Whole
+from ..clients import Ask
 from ..data.federation import Federation
 from ..errors import MemoryShortage
 from ..method import Method
 from ..ops.intercept import intercepted
 from ..ops.upload import upload
 from ..tree import Tree
-from .capture.graphs import Graphs
-from .capture.replays import Replays
-from .capture.tapes import Tapes
-from .home import CLIENT, WEIGHT, Homes, PackedHome
-from .memory import Shelf
-from .room import COPIES, MUCH, activation_bytes, budget, message_bytes, padding
+from .fitting import COPIES, MUCH, activation_bytes, budget, message_bytes, padding
+from .home import WEIGHT, Homes, PackedHome
+from .memory import KeepsMemories
 
-Mapped = Callable[..., tuple[Tree, Tree]]
-UNROLLED = 8  # chunks in the replay of a whole round, one after the other; more replay one chunk each
+if TYPE_CHECKING:
+    from ..train import Training
+    from .capture.capture import Capture
 
 
-class Vector(Shelf):
-    """The default engine. `chunk` is the number of clients at once; 0 chooses it by the memory there is."""
+class Vector(KeepsMemories):
+    """The default engine. `chunk` is the number of clients at once; 0 chooses it by the memory there is.
+
+    With `graphs`, exchanges and whole rounds are captured and replayed (engines/capture); without, nothing of that is
+    even imported, and every exchange runs as it is written here.
+    """
 
     one_by_one = False
 
@@ -53,144 +54,135 @@ class Vector(Shelf):
         self.budget = budget(self.device)
         self.fixed = chunk > 0
         self.chunk = chunk or self._fitting()
-        self.graphs = Graphs() if graphs and self.device.type == "cuda" else None
-        self.tapes = Tapes() if graphs and self.device.type == "cpu" else None
-        self.in_parts = False  # whether whole rounds did not fit into memory
+        self.capture: Capture | None = None
+        if graphs:
+            from .capture.capture import Capture
 
-    def whole(self, rows: int) -> Whole | None:
-        """Whole rounds by replay, if the host has nothing to look up: neither memories nor model sizes."""
-        replays = self.graphs or self.tapes
-        host = self.method.task.sizes or any(memories.blank for memories in self.kept)
-        long = rows > UNROLLED * self.chunk
-        return None if replays is None or self.in_parts or host or long else _Rounds(self, replays)
+            self.capture = Capture.on(self.device)
 
-    def prepare(self, run: int, ids: Tensor, numbers: Tensor) -> Cohort:
-        """What rounds need to know about their clients [rounds, cohort], on the device."""
-        cards = self.homes.cards(run, ids)
-        slips = upload(torch.cat([cards, numbers[:, None, None].expand_as(cards[..., :1])], -1), self.device)
-        return Cohort(slips[..., CLIENT].contiguous(), slips)
+    def shortcut(self, training: Training) -> Callable[[], bool] | None:
+        """A faster way through the whole rounds of a training, if there is one (engines/capture/rounds.py)."""
+        if self.capture is None:
+            return None
+        from .capture.rounds import WholeRounds
+
+        return WholeRounds.of(training, self, self.capture)
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
-        for some in same_shapes(asks):
-            groups = [[ask] for ask in some] if self._shares_filters(some[0]) else [some]
-            for group in groups:
-                self._together(step, group)
-
-    def _shares_filters(self, ask: Ask) -> bool:
-        """Whether asks together would make groups of one convolution, which on a CPU takes longer than one by one."""
-        sent = tree.leaves(ask.shared | ask.recalled)
-        return self.device.type == "cpu" and any(leaf.ndim == 4 for leaf in sent)
-
-    def _together(self, step: str, asks: Sequence[Ask], first: int = 0) -> None:
-        """The clients of all asks, from the place `first` of each on."""
-        most = self.chunk if self.fixed else min(self.chunk, self._fitting(asks))
-        if len(asks) > most:  # more runs than rows
-            for some in (asks[:most], asks[most:]):
-                self._together(step, some, first)
-            return
-        longest = max(len(ask.ids) for ask in asks)
-        rows = min(longest, max(1, most // len(asks)))
-        if not self.fixed:
-            rows = -(-longest // -(-longest // rows))  # as many chunks, but none that is mostly padding
-        while first < longest:
+        """Let the clients of all asks do a step, in chunks: a map over the same number of clients of every ask."""
+        waiting = [(group, 0) for group in self._groups(asks)]  # with the place of the first client to do in each ask
+        while waiting:
+            group, first = waiting.pop(0)
+            most = self.chunk if self.fixed else min(self.chunk, self._fitting(group))
+            if len(group) > most:  # more runs than rows
+                waiting = [(group[:most], first), (group[most:], first), *waiting]
+                continue
+            longest = max(len(ask.ids) for ask in group)
+            rows = min(longest, max(1, most // len(group)))
+            if not self.fixed:
+                rows = -(-longest // -(-longest // rows))  # as many chunks, but none that is mostly padding
+            nested = len(group) > 1 and bool(group[0].shared or group[0].recalled)
+            function, done = self._mapped(step, nested), None
             try:
-                chunk = self._compute(step, asks, first, rows)
+                inputs = self._inputs(group, first, rows, nested)
+                done = function(*inputs)
             except torch.OutOfMemoryError:
                 if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                     raise  # nothing can be done within a graph
-                chunk = None
-            if chunk is None:  # here, where the exception no longer holds on to what the failed attempt had
-                self._make_room(rows * len(asks))
-                self._together(step, asks, first)
-                return
-            for k, ask in enumerate(asks):
-                self._hand_over(ask, slice(first, min(first + rows, len(ask.ids))), *(tree.row(t, k) for t in chunk))
-            first += rows
+            if done is None:  # here, where the exception no longer holds on to what the failed attempt had
+                self._take_less(rows * len(group))
+                waiting.insert(0, (group, first))
+                continue
+            for k, ask in enumerate(group):
+                count = min(rows, len(ask.ids) - first)  # what is more is padding
+                if count > 0:
+                    own: Any = (k, slice(count)) if nested else slice(k * rows, k * rows + count)
+                    reply, kept = (tree.row(part, own) for part in done)
+                    self._hand_over(ask, slice(first, first + count), reply, kept, inputs[0][own][:, WEIGHT].float())
+            if first + rows < longest:
+                waiting.insert(0, (group, first + rows))
 
-    def _compute(self, step: str, asks: Sequence[Ask], first: int, rows: int) -> tuple[Tree, Tree, Tree]:
-        """Clients `first` to `first + rows` of every ask: their replies, memories and weights, [asks, rows, ...]."""
-        ids = [_part(ask.ids, first, rows) for ask in asks]
-        slips = torch.stack(
-            [
-                self.prepare(ask.run, some[None], torch.as_tensor(ask.round).reshape(1)).slips[0]
-                if ask.cohort is None
-                else _part(ask.cohort.slips, first, rows)
-                for ask, some in zip(asks, ids, strict=True)
-            ]
-        )
-        cards, rounds = slips[..., :-1], slips[..., -1]
-        memories = [self.of(ask.run, ask.scratch).read(some) for ask, some in zip(asks, ids, strict=True)]
-        reply, kept = self._run(
-            step,
-            (
-                cards,
-                rounds,
-                _stack(memories),
-                _stack([ask.shared | ask.recalled for ask in asks]),
-                _stack([tree.map(lambda leaf: _part(leaf, first, rows), ask.each) for ask in asks]),
-            ),
-        )
-        return reply, kept, {"weight": cards[..., WEIGHT].float()}
+    def _groups(self, asks: Sequence[Ask]) -> list[Sequence[Ask]]:
+        """Asks that share a map: those whose messages have the same shapes.
 
-    def _hand_over(self, ask: Ask, rows: slice, reply: Tree, kept: Tree, weight: Tree) -> None:
-        count = rows.stop - rows.start
-        if count <= 0:
-            return
-        reply, kept, weight = (tree.row(part, slice(count)) for part in (reply, kept, weight))
-        well = torch.ones(count, dtype=torch.bool, device=self.device)
-        if kept:
-            well = tree.finite(reply | {"kept": kept}, rows=True)  # who keeps nonsense has not answered
-            self.of(ask.run, ask.scratch).write(ask.ids[rows], kept, well & ~ask.silent[rows])
-        ask.take(rows, reply, weight["weight"], well)
+        But each has a map of its own on a CPU where clients share filters, which would make groups of one convolution:
+        that takes longer than one after the other.
+        """
+        groups: list[Sequence[Ask]] = []
+        for some in same_shapes(asks):
+            sent = tree.leaves(some[0].shared | some[0].recalled)
+            alone = self.device.type == "cpu" and any(leaf.ndim == 4 for leaf in sent)
+            groups += [[ask] for ask in some] if alone else [some]
+        return groups
 
-    def _run(self, step: str, inputs: tuple[Any, ...]) -> tuple[Tree, Tree]:
-        asks, shared = len(inputs[0]), bool(inputs[3])
-        function = self._nested(step) if asks > 1 and shared else self._flat(step, asks)
-        replays = self.graphs or self.tapes
-        result: tuple[Tree, Tree] = replays(step, function, inputs) if replays else function(*inputs)
-        return result
+    def _inputs(
+        self, asks: Sequence[Ask], first: int, rows: int, nested: bool
+    ) -> tuple[Tensor, Tensor, Tree, Tree, Tree]:
+        """Client rows, numbers of rounds, memories and messages of the clients `first` to `first + rows` of every ask.
+
+        Of several asks they lie end to end, [asks * rows, ...], so that one map does them all. Where clients of an ask
+        share a message they are `nested`, [asks, rows, ...]: a map over asks needs no copy of it for every client.
+        """
+        join = tree.stack if nested else tree.concatenate
+        parts: list[Tree] = []
+        for ask in asks:
+            ids = _part(ask.ids, first, rows)
+            if ask.rows is None:
+                prepared = self.client_rows(ask.run, ids[None], torch.tensor([ask.round]))[0]
+            else:
+                prepared = _part(ask.rows, first, rows)
+            parts.append(
+                {
+                    "rows": prepared,
+                    "memory": self.of(ask.run, ask.scratch).read(ids),
+                    "shared": ask.shared | ask.recalled if nested else {},
+                    "each": tree.map(lambda leaf: _part(leaf, first, rows), ask.each),
+                }
+            )
+        joined = parts[0] if len(parts) == 1 else join(parts)
+        shared = joined["shared"] if nested else asks[0].shared | asks[0].recalled
+        return joined["rows"][..., :-1], joined["rows"][..., -1], joined["memory"], shared, joined["each"]
+
+    def client_rows(self, run: int, ids: Tensor, numbers: Tensor) -> Tensor:
+        """What a map needs to know about clients [rounds, cohort], on the device; last, the number of the round."""
+        rows = self.homes.client_rows(run, ids)
+        return upload(torch.cat([rows, numbers[:, None, None].expand_as(rows[..., :1])], -1), self.device)
+
+    def _mapped(self, step: str, nested: bool) -> Callable[..., tuple[Tree, Tree]]:
+        """The step mapped over clients, or over asks and the clients of each: replies, and what clients keep."""
+        work = self._work(step)
+
+        def one(client: Tensor, number: Tensor, memory: Tree, shared: Tree, each: Tree) -> tuple[Tree, Tree]:
+            home = PackedHome(self.homes, client, number, memory)
+            return work(home, **shared, **each), home.memory
+
+        rows: Callable[..., Any] = vmap(one, in_dims=(0, 0, 0, None, 0), randomness="error")
+        rows = rows if self.device.type == "cpu" else intercepted(rows)
+        function = vmap(rows, in_dims=0, randomness="error") if nested else rows
+        return function if self.capture is None else self.capture(function, step)
 
     def _work(self, step: str) -> Callable[..., Tree]:
         """The step, for one client."""
         work: Callable[..., Tree] = getattr(self.method, step)
         return work
 
-    def _rows(self, step: str) -> Mapped:
-        """The step, mapped over the clients of one ask."""
-        work = self._work(step)
-
-        def one(card: Tensor, round: Tensor, memory: Tree, shared: Tree, each: Tree) -> tuple[Tree, Tree]:  # noqa: A002
-            home = PackedHome(self.homes, card, round, memory)
-            return work(home, **shared, **each), home.memory
-
-        rows: Mapped = vmap(one, in_dims=(0, 0, 0, None, 0), randomness="error")
-        return rows if self.device.type == "cpu" else intercepted(rows)
-
-    def _nested(self, step: str) -> Mapped:
-        """Over asks, then over the clients of each: what an ask's clients share is not copied for every client."""
-        return vmap(self._rows(step), in_dims=0, randomness="error")
-
-    def _flat(self, step: str, asks: int) -> Mapped:
-        """All clients of all asks as rows of one map, which costs less than a nested one; nothing is shared."""
-        rows = self._rows(step)
-
-        def function(cards: Tensor, rounds: Tensor, memory: Tree, shared: Tree, each: Tree) -> tuple[Tree, Tree]:
-            reply, kept = rows(
-                cards.flatten(0, 1), rounds.flatten(0, 1), _flatten(memory), tree.row(shared, 0), _flatten(each)
-            )
-            return _unflatten(reply, asks), _unflatten(kept, asks)
-
-        return function
+    def _hand_over(self, ask: Ask, rows: slice, reply: Tree, kept: Tree, weight: Tensor) -> None:
+        """Answers and memories of some clients of an ask."""
+        well = torch.ones(len(weight), dtype=torch.bool, device=self.device)
+        if kept:
+            well = tree.finite(reply | {"kept": kept}, rows=True)  # who keeps nonsense has not answered
+            self.of(ask.run, ask.scratch).write(ask.ids[rows], kept, well & ~ask.silent[rows])
+        ask.take(rows, reply, weight, well)
 
     def _fitting(self, asks: Sequence[Ask] = ()) -> int:
         """How many clients fit, if each may hold the activations of its largest split and what it is sent."""
         largest = max((message_bytes(ask, self.kept[ask.run].blank) for ask in asks), default=0)
         return max(1, self.budget // max(self.activations + COPIES * largest, 1))
 
-    def _make_room(self, rows: int) -> None:
+    def _take_less(self, rows: int) -> None:
         """After running out of memory: half the rows, or, if the user fixed them, a sentence."""
-        if self.graphs is not None:
-            self.graphs.clear()
+        if self.capture is not None:
+            self.capture.clear()
         torch.cuda.empty_cache()
         if rows == 1:
             raise MemoryShortage(
@@ -204,28 +196,8 @@ class Vector(Shelf):
         self.chunk = rows // 2
 
 
-@dataclass(frozen=True)
-class _Rounds:
-    """Whole rounds as graphs or tapes."""
-
-    engine: Vector
-    replays: Replays
-
-    def prepare(self, run: int, ids: Tensor, numbers: Tensor) -> Cohort:
-        return self.engine.prepare(run, ids, numbers)
-
-    def __call__(self, rounds: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-        try:
-            return self.replays("a whole round", rounds, inputs, lasting=False)
-        except torch.OutOfMemoryError:
-            self.engine.in_parts = True  # from now on exchange by exchange, which needs less
-        self.replays.clear()  # here, where the exception no longer holds on to what the failed attempt had
-        torch.cuda.empty_cache()
-        return rounds(*inputs)
-
-
 def same_shapes(asks: Sequence[Ask]) -> list[list[Ask]]:
-    """Asks whose messages have the same shapes share a map; a seed whose turn is a model of another size does not."""
+    """Asks by the shapes of their messages; a seed whose turn is a model of another size does not go with the rest."""
     forms: dict[str, list[Ask]] = {}
     for ask in asks:
         shared, each = tree.flatten(ask.shared | ask.recalled), tree.flatten(ask.each)
@@ -245,18 +217,6 @@ def _padded(largest: int, times: float) -> list[str]:
         f"The vector engine takes every client to be as large as the largest, which has {largest} examples: "
         f"that is at least {times:.0f} times the work of --engine loop; --examples limits it."
     ]
-
-
-def _flatten(rows: Tree) -> Tree:
-    return tree.map(lambda leaf: leaf.flatten(0, 1), rows)
-
-
-def _unflatten(rows: Tree, asks: int) -> Tree:
-    return tree.map(lambda leaf: leaf.unflatten(0, (asks, -1)), rows)
-
-
-def _stack(trees: list[Tree]) -> Tree:
-    return tree.map(lambda leaf: leaf[None], trees[0]) if len(trees) == 1 else tree.stack(trees)
 
 
 def _part(leaf: Tensor, first: int, rows: int) -> Tensor:

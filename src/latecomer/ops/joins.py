@@ -99,7 +99,7 @@ def end_to_end(parts: Sequence[Tensor]) -> Parts:
 
 
 def constants(numbers: Sequence[int]) -> tuple[Any, ...]:
-    """Numbers that a kernel is compiled for. One constant that is a tuple could not be compiled ahead of its launch."""
+    """Numbers that a kernel is compiled for. A tuple of constants, as Triton takes them."""
     return tuple(tl.constexpr(number) for number in numbers)
 
 

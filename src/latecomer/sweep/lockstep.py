@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from greenlet import getcurrent, greenlet
 
-from ..clients import Ask, Engine, Whole
+from ..clients import Ask, Engine
 from ..tree import Tree
 
 T = TypeVar("T")
@@ -54,9 +54,6 @@ class _Run:
 
     def remember(self, run: int, kept: Tree) -> None:
         self.engine.remember(run, kept)
-
-    def whole(self, rows: int) -> Whole | None:
-        return None  # its rounds are parts of what all runs do together
 
 
 class Lockstep:

@@ -13,25 +13,22 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from ...clients import Unsteady
-from .replays import Replays
-from .steady import Steadily
+from .capture import Capture, Function
+from .steady import Steadily, Unsteady
 
 LOG = logging.getLogger(__name__)
 CLOSE = 1e-4  # share of a tensor's largest number by which a replay may differ from the call that it stands for
 
 
-class Graphs(Replays):
+class Graphs(Capture):
     """Replays graphs."""
 
-    def _first(self, function: Callable[..., Any], inputs: tuple[Any, ...], mapped: bool) -> tuple[bool, Any]:
+    def _first(self, function: Function, inputs: tuple[Any, ...], watched: bool) -> Any:
         """It warms up the libraries, and all kernels are compiled. It also shows whether the host is told anything."""
-        with nullcontext() if mapped else Steadily():
-            return super()._first(function, inputs, mapped)
+        with Steadily() if watched else nullcontext():
+            return function(*inputs)
 
-    def _capture(
-        self, function: Callable[..., Any], leaves: list[Tensor], shape: TreeSpec, lasting: bool
-    ) -> tuple[_Graph, Any]:
+    def _capture(self, function: Function, leaves: list[Tensor], shape: TreeSpec, lasting: bool) -> tuple[_Graph, Any]:
         inputs = [leaf.clone() for leaf in leaves]
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -45,7 +42,7 @@ class Graphs(Replays):
                 if "captur" not in str(error):
                     raise
                 raise Unsteady from error
-        captured = _Graph(function, shape, graph, inputs, outputs, form, self._one)
+        captured = _Graph(function, shape, graph, inputs, outputs, form, self.as_one)
         return captured, captured.replay(leaves, lasting)  # capturing computes nothing
 
 
@@ -53,7 +50,7 @@ class Graphs(Replays):
 class _Graph:
     """A captured call. When it is next asked for, the function is called, too: if they differ, the graph is no good."""
 
-    function: Callable[..., Any]
+    function: Function
     shape: TreeSpec
     graph: torch.cuda.CUDAGraph | None
     inputs: list[Tensor]

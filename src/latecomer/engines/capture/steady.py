@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...clients import Unsteady
-
 _ATEN = torch.ops.aten
 TELL = _ATEN._local_scalar_dense.default  # a number, to the host
 UNFIT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -18,6 +16,10 @@ UNFIT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 ESCAPES = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.storage, Tensor.data_ptr}
 ESCAPES |= {Tensor.__repr__, Tensor.__format__, Tensor.tensor_split, torch.tensor_split}
 """Ways from a CPU's tensor to its numbers that are no operation, or look at them in passing."""
+
+
+class Unsteady(BaseException):
+    """Ends a call that somebody tries to capture: it decides something on the host, so it could not be replayed."""
 
 
 class Steadily(TorchDispatchMode):

@@ -16,23 +16,21 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from .recorder import Program, Recorder
-from .replays import Replay, Replays
+from .capture import Capture, Function, Replay
 from .steady import Escapes
+from .trace import Program, Trace
 
 TRIES = 4  # recordings of a call that tells the host other numbers than it did, and so does something else
 
 
-class Tapes(Replays):
+class Tapes(Capture):
     """Plays tapes."""
 
     def _form(self, leaf: Tensor) -> tuple[Any, ...]:
         return leaf.shape, leaf.dtype, leaf.stride()
 
-    def _capture(
-        self, function: Callable[..., Any], leaves: list[Tensor], shape: TreeSpec, lasting: bool
-    ) -> tuple[Replay, Any]:
-        tape = _Tape(function, shape, self._one)
+    def _capture(self, function: Function, leaves: list[Tensor], shape: TreeSpec, lasting: bool) -> tuple[Replay, Any]:
+        tape = _Tape(function, shape, self.as_one)
         return tape, tape.record(leaves)
 
 
@@ -44,7 +42,7 @@ class _Tape:
     call does something else: it is done as it is, and the second time in a row recorded anew.
     """
 
-    function: Callable[..., Any]
+    function: Function
     shape: TreeSpec
     as_one: Callable[[], AbstractContextManager[None]]  # calls within are not tapes of their own
     program: Program | None = None
@@ -56,11 +54,11 @@ class _Tape:
     def record(self, leaves: list[Tensor]) -> Any:
         """Call the function, and write down what it does."""
         inputs = [leaf.view_as(leaf) for leaf in leaves]  # tensors of their own, though somebody be passed twice
-        with Escapes() as escapes, Recorder(inputs) as recorder:
+        with Escapes() as escapes, Trace(inputs) as trace:
             result = self.function(*tree_unflatten(inputs, self.shape))
         outputs, self.form = tree_flatten(result)
-        unfit = recorder.calls is None or escapes.any
-        self.program, self.checked = None if unfit else recorder.program(outputs), False
+        unfit = trace.calls is None or escapes.any
+        self.program, self.checked = None if unfit else trace.program(outputs), False
         self.records, self.missed = self.records + 1, 0
         return result
 

@@ -79,9 +79,9 @@ class Side:
         sent = unpack(arrays["shared"]) | notes.recall() | unpack(arrays["each"])
         check_names(work, sent)
         notes.answer(step, arrays["shared"])
-        card = self.homes.cards(header.run, torch.tensor([client]))[0]
+        row = self.homes.client_rows(header.run, torch.tensor([client]))[0]
         memory = notes.memory(self.blanks[header.run])
-        home = PackedHome(self.homes, card, torch.tensor(header.round), memory, self.entropy, self.homes.room(card))
+        home = PackedHome(self.homes, row, torch.tensor(header.round), memory, self.entropy, self.homes.room(row))
         charge(context.state, self.method.release(step), message, header.round)
         reply = work(home, **sent)
         if not bool(tree.finite(reply | {"kept": home.memory})):
@@ -89,7 +89,7 @@ class Side:
         notes.remember(home.memory)
         content = RecordDict({"reply": pack(reply)})
         if phase_of(header.round, header.scratch) == "round":
-            content["metrics"] = MetricRecord({"weight": int(card[WEIGHT])})
+            content["metrics"] = MetricRecord({"weight": int(row[WEIGHT])})
         return Message(content, reply_to=message)
 
     def read(self, content: RecordDict, step: str) -> Header:

@@ -60,9 +60,6 @@ class Flower:
     def remember(self, run: int, kept: Tree) -> None:
         self.grid.remember(run, kept)
 
-    def whole(self, rows: int) -> None:
-        return None
-
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
         layouts = [self._layout(step, ask) for ask in asks]
         messages = [self._messages(step, ask) for ask in asks]
@@ -72,7 +69,7 @@ class Flower:
 
     def _messages(self, step: str, ask: Ask) -> dict[int, Message]:
         """A message for every row of the cohort that is not silent already."""
-        header = Header(step, int(ask.round), ask.run, tuple(ask.recalled), ask.scratch).pack()
+        header = Header(step, ask.round, ask.run, tuple(ask.recalled), ask.scratch).pack()
         shared = pack(ask.shared)
         return {
             k: Message(
@@ -116,7 +113,7 @@ class Flower:
             raise ProtocolError(f"It failed: {str(reply.error.reason)[:REASON]}")
         if reply.metadata.src_node_id != message.metadata.dst_node_id:
             raise ProtocolError(f"Node {reply.metadata.src_node_id} answered in its place.")
-        values, weight = read(reply.content, wanted, phase_of(int(ask.round), ask.scratch) == "round")
+        values, weight = read(reply.content, wanted, phase_of(ask.round, ask.scratch) == "round")
         self.carried["up"] += size(wanted)
         return values, weight
 
@@ -136,8 +133,8 @@ class Flower:
         nobody = Federation(examples, rows, rows, rows, 1, labelled, unturned, budget)
         homes = Homes([nobody], self.device, task.dtype)
         homes.largest |= self.largest or {}
-        card = homes.cards(0, torch.tensor([0]))[0]
-        home = PackedHome(homes, card, torch.tensor(0), blank_memory(self.method, nobody))
+        row = homes.client_rows(0, torch.tensor([0]))[0]
+        home = PackedHome(homes, row, torch.tensor(0), blank_memory(self.method, nobody))
         try:
             with torch.no_grad():
                 reply: Tree = getattr(self.method, step)(home, **sent)

@@ -1,4 +1,20 @@
-"""Records the plain operations that a function comes down to on a CPU, and writes them as the source of another."""
+"""Traces a function on a CPU: the plain operations that it comes down to, written as the source of a program.
+
+Of `lambda x: (x.view(3) + 1) * 2` on two threads the program is
+
+    def program(x0):
+     threads(2)
+     t2 = f1(x0, c1)
+     t3 = f0(t2, c2); t2 = None
+     return [t3]
+
+where f0 and f1 are PyTorch's operations themselves, and c1 and c2 what they were given besides tensors. Names begin
+with x for inputs, t for what was computed, and c for what comes from elsewhere and stays the same. Four things are done
+to what was seen: views of all of a tensor are only names for it (`x.view(3)` above); what is computed twice is computed
+once; what nobody needs is left out; and what nobody needs any more is freed at once. All else is as it was, in order,
+on as many threads as it had, so the results are the same to the last bit. PyTorch's own tracer (`make_fx`) cannot stand
+here: it ends where the host looks at a number, which this compares, and knows neither threads nor aliases (ADR 24).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +31,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .steady import TELL, decides
 
 Program = Callable[..., list[Any] | None]
-"""From inputs to outputs; None if it was recorded where the host was told other numbers."""
+"""From inputs to outputs; None where the host would be told another number than when it was traced."""
 _ATEN = torch.ops.aten
 EXACT = {_ATEN.clone.default, _ATEN.copy_.default, _ATEN.cat.default, _ATEN.mul.Tensor, _ATEN.mul_.Tensor}
 EXACT |= {_ATEN._fused_adam_.default, _ATEN._fused_sgd_.default}
@@ -27,6 +43,8 @@ LONGEST = 30_000  # operations on a tape; a function with more goes on running a
 
 @dataclass
 class _Call:
+    """One operation of a trace."""
+
     operation: Any
     arguments: str  # as source
     used: set[str]  # names of tensors among them
@@ -37,10 +55,11 @@ class _Call:
     large: bool  # whether what it returns is better made twice than kept
 
 
-class Recorder(TorchDispatchMode):
+class Trace(TorchDispatchMode):
     """Writes down every operation that reaches the CPU: below `vmap` and `grad`, so of plain tensors.
 
-    Names begin with x for inputs, t for what was computed, and c for all that comes from elsewhere and stays the same.
+    A tensor that is not an input and that no operation made is a constant. A program must change neither: whoever owns
+    them would see it, and the next call would begin with other numbers. So it is known whose memory every tensor is.
     """
 
     def __init__(self, inputs: list[Tensor]) -> None:
@@ -69,7 +88,7 @@ class Recorder(TorchDispatchMode):
             self.calls = None
             return
         if not operation._schema.is_mutable and _same_view(args, result):
-            self.names[result] = self._name(args[0])
+            self.names[result] = self._name(args[0])  # another name for the same numbers is no operation
             return
         words = [self._text(value) for value in args] + [f"{key}={self._text(value)}" for key, value in kwargs.items()]
         used = {self._name(tensor) for tensor in tensors}
@@ -160,11 +179,12 @@ class Recorder(TorchDispatchMode):
         return kept, names
 
     def program(self, outputs: list[Any]) -> Program:
-        """What was recorded, as a function from inputs to outputs. What nobody needs is left out, or freed at once."""
+        """What was traced, as a function from inputs to outputs."""
         given = [self._text(value) for value in outputs]
         calls, same = self._once(self.calls or [])
         names = [same.get(name, name) for name in given]
         operations: dict[str, Any] = {"threads": torch.set_num_threads}
+        # from the end to the beginning: what is needed later, and so which use of a tensor is its last
         needed, lines, threads = set(names), [], 0
         for number, call in enumerate(reversed(calls)):
             if any(call.made) and not call.operation._schema.is_mutable and needed.isdisjoint(call.made):
@@ -172,8 +192,7 @@ class Recorder(TorchDispatchMode):
             if threads and call.threads != threads:
                 lines.append(f" threads({threads})")
             threads = call.threads
-            last = {name for name in call.used if name.startswith("t")} - needed
-            last |= {name for name in call.made if name} - needed
+            last = {name for name in (*call.used, *call.made) if name.startswith("t")} - needed
             needed |= call.used
             targets = ", ".join(name or "_" for name in call.made) + "," * call.several
             free = "".join(f"{name} = " for name in sorted(last))
@@ -181,18 +200,20 @@ class Recorder(TorchDispatchMode):
                 lines.append(f" if repr(_) != {call.told!r}: return")
             lines.append(f" {targets} = f{number}({call.arguments})" + f"; {free}None" * bool(free))
             operations[f"f{number}"] = call.operation._op  # itself; called as a Python object, each would need a frame
+        returned = self._returned(given, names, same, [isinstance(value, Tensor) for value in outputs])
+        head = f"def program({', '.join(self.inputs)}):"
+        space = operations | self.constants
+        exec("\n".join([head, f" threads({threads})" * bool(threads), *reversed(lines), returned]), space)
+        return space["program"]  # type: ignore[no-any-return]
+
+    def _returned(self, given: list[str], names: list[str], same: dict[str, str], tensors: list[bool]) -> str:
+        """The last line. Whoever gets an output may write into it, so it must not be a constant's memory, nor that of
+        another output which had its own when it was traced."""
         memory = {owner: same.get(owner, owner) for owner in map(self._owner, given)}
         fixed = {owner for owner, name in memory.items() if name.startswith("c")}
-        fixed |= {owner for owner, name in memory.items() if list(memory.values()).count(name) > 1}  # it had its own
-        copied = [isinstance(value, Tensor) for value in outputs]
-        returned = ", ".join(
-            name + ".clone()" * (copy and self._owner(old) in fixed)  # somebody may write into it
-            for name, old, copy in zip(names, given, copied, strict=True)
-        )
-        head, tail = f"def play({', '.join(self.inputs)}):", f" return [{returned}]"
-        space = operations | self.constants
-        exec("\n".join([head, f" threads({threads})" * bool(threads), *reversed(lines), tail]), space)
-        return space["play"]  # type: ignore[no-any-return]
+        fixed |= {owner for owner, name in memory.items() if list(memory.values()).count(name) > 1}
+        words = zip(names, given, tensors, strict=True)
+        return f" return [{', '.join(n + '.clone()' * (copy and self._owner(old) in fixed) for n, old, copy in words)}]"
 
 
 def _written(operation: Any, args: Any, kwargs: Any) -> list[Tensor]:
