@@ -106,8 +106,10 @@ def explain(words: list[str]) -> None:
 
 def train(experiment: Experiment, watch: Any, keep: bool) -> dict[str, Any]:
     """The result of one method; it has a run folder only if somebody wants to keep it."""
+    from ..runs import host
     from ..runs.run import Run
 
+    host.prepare(experiment.settings)
     label = experiment.settings.method
     if keep:
         run = Run.begin(experiment)

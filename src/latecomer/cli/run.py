@@ -43,10 +43,13 @@ def begin(words: list[str]) -> Run:
     kind = methods.get(method)
     names = {*settings_of(Settings), *settings_of(kind)} - {"method"}
     given = flags.read(words, names, flags.switches(Settings) | flags.switches(kind))
+    from ..runs import host
     from ..runs.experiment import Experiment  # here, because an unknown name should not have to wait for the rest
     from ..runs.run import Run
 
-    return Run.begin(Experiment.parse(method, stored | given))
+    experiment = Experiment.parse(method, stored | given)
+    host.prepare(experiment.settings)
+    return Run.begin(experiment)
 
 
 def read_file(path: str) -> dict[str, Any]:

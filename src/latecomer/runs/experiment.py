@@ -25,6 +25,7 @@ from ..nets.net import Net
 from ..settings import HOUSE, Settings, dump, parse, settings_of
 from ..task import Task
 from ..train import Plan, Training
+from . import host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,18 +78,19 @@ class Experiment:
 
     @within_memory()
     def training(self) -> Training:
-        """Everything in place, nothing trained yet."""
+        """Everything in place, nothing trained yet.
+
+        The process stays as it is: `threads` and `tf32` are for `runs.host.prepare`, which the command line calls.
+        """
         s = self.settings
-        if s.threads:
-            torch.set_num_threads(s.threads)
-        torch.set_float32_matmul_precision("high" if s.tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = s.tf32
         with waking(s.device):
             federations = self.federations()
         method = self.method(federations)
         engine = make(s.engine, method, federations, s.device, chunk=s.chunk, graphs=s.graphs)
         plan = {field.name: getattr(s, field.name) for field in dataclasses.fields(Plan)}
-        return Training(method, federations, engine, Plan(**plan | {"cohort": s.cohort or method.members}))
+        training = Training(method, federations, engine, Plan(**plan | {"cohort": s.cohort or method.members}))
+        training.notes += host.unmet(s)
+        return training
 
     def federations(self) -> list[Federation]:
         """One federation a seed; they share the examples and differ in who owns what."""

@@ -154,6 +154,9 @@ class Lockstep:
             for worker in workers:
                 worker.abandon()
             raise
+        torch.set_num_threads(
+            torch.get_num_threads()
+        )  # else threads begun after the workers would have one, as they do
         return [worker.result for worker in workers]  # type: ignore[misc]
 
     def _exchange(self, asking: list[_Worker]) -> None:
