@@ -48,7 +48,7 @@ class Run:
         # Engines, devices and thread counts round differently: whoever resumes or repeats this must take the same ones.
         chosen: dict[str, Any] = {
             "engine": type(training.engine).__name__.lower(),
-            "device": training.engine.device.type if s.device == "auto" else s.device,
+            "device": str(training.engine.device) if s.device == "auto" else s.device,
             "threads": torch.get_num_threads(),
         }
         experiment = dataclasses.replace(experiment, settings=dataclasses.replace(s, **chosen))
