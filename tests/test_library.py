@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
+from importlib import resources
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name as canonical
 
+import latecomer
 from console import Command, environment
 from latecomer.runs import host
 from latecomer.settings import Settings
@@ -142,3 +147,30 @@ def test_a_resumed_run_has_the_threads_it_began_with(command: Command, tmp_path:
     ended = command("resume", tmp_path / "x")
     assert (ended.code, torch.get_num_threads()) == (0, 2)
     assert "not bit for bit" not in ended.err
+
+
+def test_types_are_shipped() -> None:
+    """A type checker reads latecomer's annotations only if this file is installed with it."""
+    assert resources.files("latecomer").joinpath("py.typed").is_file()
+    assert "py.typed" in PROJECT["tool"]["setuptools"]["package-data"]["latecomer"]
+
+
+def test_the_version_stands_in_one_place() -> None:
+    assert "version" not in PROJECT["project"]
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "latecomer.__version__"}
+    assert re.fullmatch(r"\d+\.\d+\.\d+", latecomer.__version__)
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f'version: "{latecomer.__version__}"' in citation.splitlines()
+
+
+def test_what_is_pinned_is_within_the_bounds() -> None:
+    pinned = {
+        canonical(name): version
+        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+        if not line.startswith("#")
+        for name, _, version in [line.partition("==")]
+    }
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    for wanted in map(Requirement, [*PROJECT["project"]["dependencies"], *(one for extra in extras for one in extra)]):
+        assert pinned[canonical(wanted.name)] in wanted.specifier, str(wanted)
+    assert [bound for bound in PROJECT["project"]["dependencies"] if "<" not in bound] == []
