@@ -17,7 +17,7 @@ check: .venv/dev
 	$(BIN)/mypy
 
 docs: .venv/docs
-	$(BIN)/python -W error -m pdoc -d markdown -o build/docs latecomer
+	$(BIN)/python docs/reference.py build/docs
 	@echo "The reference: build/docs/index.html"
 
 bench: .venv/dev

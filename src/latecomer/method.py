@@ -63,6 +63,7 @@ class Method(ABC):
         """Make what follows from the settings: networks and optimisers, as fields declared by `made()`."""
 
     def set(self, **parts: Any) -> None:
+        """Fill in fields declared by `made()`; for `build` alone, as a method is frozen after it."""
         for name, part in parts.items():
             object.__setattr__(self, name, part)  # the one place where a frozen method is still being made
 

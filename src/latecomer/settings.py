@@ -143,6 +143,7 @@ def settings_of(kind: Any) -> dict[str, dataclasses.Field[Any]]:
 
 
 def check_ranges(instance: Any) -> None:
+    """A sentence for the first setting that is not within what it allows."""
     hints = get_type_hints(type(instance))
     for name, f in settings_of(instance).items():
         value = convert(name, getattr(instance, name), hints[name])
@@ -183,6 +184,7 @@ def allowed(kind: Any, name: str) -> str:
 
 
 def flag(name: str) -> str:
+    """A setting's name as the command line spells it."""
     return "--" + name.replace("_", "-")
 
 

@@ -33,7 +33,11 @@ def make(
     chunk: int = 0,
     graphs: bool = True,
 ) -> Engine:
-    """An engine by name."""
+    """An engine by name: what runs client steps for `train.run`, or for `Clients` in a program of one's own.
+
+    `NAMES` says what there is. `device` is cpu, cuda, cuda:N or auto; `chunk` is how many clients are mapped at once
+    (0: as many as fit) and `graphs=False` has every exchange done as it is written, both for `vector` alone.
+    """
     where = pick_device(device)
     if name == "auto":
         from .auto import faster
@@ -55,6 +59,7 @@ def make(
 
 
 def pick_device(name: str) -> torch.device:
+    """The device that a name stands for, or a sentence where this machine has none such."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda") and not name.startswith("cuda:"):

@@ -112,6 +112,7 @@ class Experiment:
         return [first, *(dataclasses.replace(other, examples=first.examples) for other in rest)]
 
     def method(self, federations: Sequence[Federation]) -> Method:
+        """The method with its settings, for a model that fits the data; `training` calls it."""
         first, kind = federations[0], methods.get(self.settings.method)
         if self.settings.budgets and not kind.serves_sizes:
             raise SettingError(f"{kind.__name__} gives all clients models of one size; leave --budgets out.")

@@ -120,6 +120,7 @@ class Run:
         self.folder.append("metrics.jsonl", [metrics])
 
     def checkpoint(self) -> None:
+        """Write all that is needed to go on from here; `go` does it now and then, and at the end."""
         self.folder.append("ledger.jsonl", self.training.drain())
         self.folder.save(*snapshot(self.training))
         self._saved = time.monotonic()
@@ -151,6 +152,7 @@ def snapshot(training: Training) -> tuple[tree.Tree, dict[str, Any]]:
 
 
 def restore(training: Training, tensors: tree.Tree, facts: Mapping[str, Any]) -> None:
+    """Give a training what a checkpoint holds; the counterpart of `snapshot`."""
     device = training.engine.device
     training.round, training.evaluations, training.seconds = (facts[key] for key in ("round", "evaluations", "seconds"))
     training.sent = [dict(sent) for sent in facts["sent"]]
