@@ -9,7 +9,7 @@ demo: .venv/core
 	$(BIN)/latecomer demo
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal --cov
 
 check: .venv/dev
 	$(BIN)/ruff format --check -q

@@ -17,7 +17,7 @@ def main(folder: Path) -> None:
 
     for name in latecomer.__all__:  # they load when first used, and pdoc looks only at what is loaded
         setattr(latecomer, name, getattr(latecomer, name))
-    warnings.simplefilter("error", UserWarning)  # a name that leads nowhere
+    warnings.filterwarnings("error", ".*does not resolve")  # a public name that leads nowhere
     pdoc.render.configure(docformat="markdown", footer_text=f"latecomer {latecomer.__version__}", search=True)
     pdoc.pdoc("latecomer", *(f"latecomer.{name}" for name in BESIDE), output_directory=folder)
 
