@@ -2,31 +2,36 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench docs clean
 .NOTPARALLEL:
 
 demo: .venv/core
 	$(BIN)/latecomer demo
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal --cov
 
 check: .venv/dev
 	$(BIN)/ruff format --check -q
 	$(BIN)/ruff check -q
 	$(BIN)/mypy
 
+docs: .venv/docs
+	$(BIN)/python docs/reference.py build/docs
+	@echo "The reference: build/docs/index.html"
+
 bench: .venv/dev
 	$(BIN)/python benchmarks/bench.py
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build
 
 # Not all that is installed is compiled: what is imported will be, once, unless the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
 .venv/core: WHAT := .
 .venv/dev: WHAT := .[flower,hub,privacy,knn,dev]
-.venv/core .venv/dev: pyproject.toml constraints.txt
+.venv/docs: WHAT := .[docs]
+.venv/core .venv/dev .venv/docs: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "latecomer needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --no-compile -c constraints.txt -e '$(WHAT)'

@@ -29,6 +29,7 @@ from latecomer.data import Federation
 from latecomer.evaluate import Scores
 from latecomer.method import Method
 from latecomer.methods.odpflhn import ODPFLHN
+from latecomer.runs import host
 from latecomer.runs.experiment import Experiment
 from latecomer.runs.folder import Folder
 from latecomer.runs.run import Run
@@ -58,7 +59,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         values = SETTING | PRIVATE | {"out": folder, "name": "run"} | given_settings
         print({key: value for key, value in values.items() if key != "out"})
-        result = Run.begin(Experiment.parse("odpflhn", values)).go(show)
+        experiment = Experiment.parse("odpflhn", values)
+        host.prepare(experiment.settings)
+        result = Run.begin(experiment).go(show)
         print(result)
         curves(Path(folder) / "run", epsilons, [int(word) for word in chosen["sizes"].split(",")], int(chosen["draws"]))
 

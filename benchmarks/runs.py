@@ -12,6 +12,7 @@ import torch
 
 from latecomer.cli import flags
 from latecomer.method import Method
+from latecomer.runs import host
 from latecomer.runs.experiment import Experiment
 from latecomer.runs.folder import Folder
 from latecomer.runs.run import Run, restore
@@ -27,7 +28,9 @@ def given(kind: type[Method]) -> dict[str, Any]:
 def go(name: str, values: Mapping[str, Any], every: int) -> None:
     """Train, with a line at every so many evaluations and at the last: speed, and mean scores over the seeds."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Run.begin(Experiment.parse(name, {**values, "out": folder, "name": "bench"}))
+        experiment = Experiment.parse(name, {**values, "out": folder, "name": "bench"})
+        host.prepare(experiment.settings)
+        run = Run.begin(experiment)
         began = time.perf_counter()
 
         def show(training: Training, metrics: dict[str, Any] | None) -> None:
@@ -48,6 +51,7 @@ def go(name: str, values: Mapping[str, Any], every: int) -> None:
 
 def restored(experiment: Experiment, folder: Folder) -> Training:
     """A training with what the last checkpoint of a run has."""
+    host.prepare(experiment.settings)
     training, found = experiment.training(), folder.load()
     if found is None:
         raise SystemExit(f"{folder.path} has no checkpoint.")

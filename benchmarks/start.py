@@ -27,10 +27,13 @@ def main() -> None:
 
 
 def study(method: str, *words: str) -> None:
+    from latecomer.runs import host
     from latecomer.runs.experiment import Experiment  # here: what it imports is part of the start
 
     values = {name.removeprefix("--").replace("-", "_"): value for name, value in zip(*[iter(words)] * 2, strict=True)}
-    training = clocked("before the first round", lambda: Experiment.parse(method, values).training())
+    experiment = Experiment.parse(method, values)
+    host.prepare(experiment.settings)
+    training = clocked("before the first round", experiment.training)
     for what in (training.advance, training.evaluate):
         for number in ("first", "second", "third"):
             clocked(f"{number} {'round' if what == training.advance else 'evaluation'}", what)

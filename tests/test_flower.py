@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from torch import Tensor
 
 import toys
+from console import environment
 from latecomer import methods, tree
 from latecomer.clients import Clients
 from latecomer.engines import make
@@ -93,9 +96,28 @@ def test_what_is_unpacked_can_be_written_to() -> None:
     assert unpack(pack({"x": torch.ones(3)}))["x"].add_(1).tolist() == [2, 2, 2]
 
 
-def test_telemetry_is_off() -> None:
-    local_engine(toys.method("fedavg"), [toys.federation()])
-    assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0"
+QUIET = """
+import os
+from latecomer.data import federate
+from latecomer.engines import make
+from latecomer.nets.models import MLP
+from latecomer.runs.experiment import make_task
+from latecomer import methods
+
+federation = federate("digits", partition="classes", clients=10)
+method = methods.get("fedavg")(task=make_task(federation, MLP), clients=10, members=10)
+make("flower", method, [federation])
+from flwr.supercore import telemetry
+
+assert telemetry.FLWR_TELEMETRY_ENABLED == "0"
+assert not [name for name in os.environ if name.startswith("FLWR_")], "the environment is the user's"
+"""
+
+
+def test_telemetry_is_off(tmp_path: Path) -> None:
+    """Where latecomer is the first to import Flower, which keeps what it finds in the environment then."""
+    clean = {name: value for name, value in environment().items() if not name.startswith("FLWR_")}
+    subprocess.run([sys.executable, "-c", QUIET], cwd=tmp_path, env=clean, check=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ Rule = Callable[[Batch], Tensor]
 
 
 def labelled(batch: Batch) -> Tensor:
+    """Whether a batch has an example with a label, as a tensor: a step without any must not move weights."""
     return batch.weight.any() if batch.labelled is None else batch.labelled
 
 

@@ -98,6 +98,7 @@ class Method(ABC):
         """Make networks from the settings, as fields declared by `made()`, and refuse settings that do not agree."""
 
     def set(self, **parts: Any) -> None:
+        """Fill in fields declared by `made()`; for `build` alone, as a method is frozen after it."""
         for name, part in parts.items():
             object.__setattr__(self, name, part)  # the one place where a frozen method is still being made
 

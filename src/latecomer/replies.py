@@ -35,10 +35,12 @@ class Replies:
         return count / count.sum().clamp(min=1)
 
     def mean(self, by: By = "clients") -> Tree:
+        """The mean of the replies that came: every client weighs one, or by its `examples`."""
         share = self.share(by)
         return _Table.of(self.each).map(lambda rows: weighted_sum(share, rows)).tree()
 
     def sum(self) -> Tree:
+        """The sum of the replies that came; a silent client's row is zero."""
         return tree.map(lambda leaf: leaf.sum(0), self.each)
 
 

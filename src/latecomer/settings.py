@@ -110,6 +110,7 @@ def allowed(kind: Any, name: str) -> str:
 
 
 def flag(name: str) -> str:
+    """A setting's name as the command line spells it."""
     return "--" + name.replace("_", "-")
 
 

@@ -18,6 +18,8 @@ from .tree import Tree
 
 @dataclass(frozen=True)
 class Batch:
+    """Examples of one client, as a step gets them from its home; padded to a size that all clients share."""
+
     x: Tensor  # [size, ...]
     y: Tensor  # [size]; -1 where the label is unknown
     real: Tensor  # [size]; True for an example, False for padding, which comes last
@@ -145,6 +147,7 @@ class Task:
         return net
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
+        """What the model with these weights says of examples: a row each, a column for every class."""
         return self.model(params, x, also=self.sizes.values())
 
     def loss(self, params: Tree, batch: Batch) -> Tensor:

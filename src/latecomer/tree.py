@@ -53,6 +53,7 @@ def unflatten(flat: Mapping[str, Tensor]) -> Tree:
 
 
 def leaves(tree: Tree) -> list[Tensor]:
+    """The tensors of a tree, in the order of `flatten`."""
     return list(flatten(tree).values())
 
 
@@ -82,14 +83,17 @@ def concatenate(trees: Sequence[Tree]) -> Tree:
 
 
 def add(a: Tree, b: Tree) -> Tree:
+    """The sum, leaf by leaf: a model and the change that a round made of replies, say."""
     return map(torch.add, a, b)
 
 
 def sub(a: Tree, b: Tree) -> Tree:
+    """The difference, leaf by leaf: what a client's training has changed, say."""
     return map(torch.sub, a, b)
 
 
 def scale(tree: Tree, factor: float | Tensor) -> Tree:
+    """Every leaf times a number."""
     return map(lambda leaf: leaf * factor, tree)
 
 
@@ -104,14 +108,17 @@ def align(vector: Tensor, leaf: Tensor) -> Tensor:
 
 
 def nbytes(tree: Tree) -> int:
+    """How many bytes its numbers take on a wire, as the ledger counts them."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 
 def to(tree: Tree, device: torch.device) -> Tree:
+    """The same tree on a device."""
     return map(lambda leaf: leaf.to(device), tree)
 
 
 def detach(tree: Tree) -> Tree:
+    """The same numbers, through which no gradient flows."""
     return map(lambda leaf: leaf.detach(), tree)
 
 

@@ -107,18 +107,17 @@ def explain(words: list[str]) -> None:
 
 def train(experiment: Experiment, watch: Any, keep: bool) -> dict[str, Any]:
     """The result of one method; it has a run folder only if somebody wants to keep it."""
-    from ..engines import heap
+    from ..runs import host
     from ..runs.run import Run
 
+    host.prepare(experiment.settings)
     label = experiment.settings.method
     if keep:
         run = Run.begin(experiment)
-        heap.keep(run.training.engine.device)
         result = run.go(watch(label, run.training))
         assert result is not None, "nobody stops it"
         return result
     training = experiment.training()
-    heap.keep(training.engine.device)
     progress = watch(label, training)
     for metrics in training.go():
         progress(training, metrics)

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 def drive(run: Run) -> int:
     """Train to the end, or until somebody stops it; returns the exit code."""
-    from ..engines import heap
 
     training, resume = run.training, f"latecomer resume {shlex.quote(str(run.folder.path))}"
-    heap.keep(training.engine.device)
     for note in training.notes:
         screen.err(f"Note: {note}")
     try:

@@ -25,9 +25,10 @@ def main(words: list[str]) -> int:
     if len(folders) != 1:
         raise SettingError(f"latecomer resume takes one run folder; got {' '.join(folders) or 'none'}.")
     with screen.working("Preparing"):
+        from ..runs import host
         from ..runs.run import Run
 
-        run = Run.resume(Path(folders[0]))
+        run = Run.resume(Path(folders[0]), host.prepare)
     return drive(run)
 
 

@@ -42,10 +42,13 @@ def begin(words: list[str]) -> Run:
         raise SettingError("Say which method to run: latecomer run METHOD; `latecomer list methods` names them.")
     kind = methods.get(method)
     given = flags.given(words, Settings, kind)
+    from ..runs import host
     from ..runs.experiment import Experiment  # here, because an unknown name should not have to wait for the rest
     from ..runs.run import Run
 
-    return Run.begin(Experiment.parse(method, stored | given))
+    experiment = Experiment.parse(method, stored | given)
+    host.prepare(experiment.settings)
+    return Run.begin(experiment)
 
 
 def read_file(path: str) -> dict[str, Any]:

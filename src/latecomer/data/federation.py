@@ -135,6 +135,7 @@ class Federation:
         return len(self.train)
 
     def rows(self, split: str) -> Rows:
+        """Who owns which examples of a split: `train`, `val` or `test`."""
         rows: Rows = getattr(self, split)
         return rows
 
@@ -158,6 +159,7 @@ class Federation:
         return any(int(self.rows(split).start[clients]) for split in ("val", "test"))
 
     def largest(self, split: str) -> int:
+        """How many examples of a split the client with most of them has."""
         return int(self.rows(split).sizes.max())
 
     def digest(self) -> str:

@@ -33,7 +33,12 @@ def make(
     chunk: int = 0,
     graphs: bool = True,
 ) -> Engine:
-    """An engine by name, for one federation or for several, one a seed."""
+    """An engine by name: what runs client steps for `train.run`, or for `Clients` in a program of one's own.
+
+    It serves one federation, or several, one a seed. `NAMES` says what there is. `device` is cpu, cuda, cuda:N, auto,
+    or a `torch.device`; `chunk` is how many clients are mapped at once (0: as many as fit) and `graphs=False` has every
+    exchange done as it is written, both for `vector` alone.
+    """
     where = pick_device(device)
     federations = [federations] if isinstance(federations, Federation) else federations
     if name == "auto":

@@ -45,6 +45,9 @@ class Loop(KeepsMemories):
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
         for ask in asks:
             self._one_by_one(step, ask)
+        torch.set_num_threads(
+            torch.get_num_threads()
+        )  # else a thread begun after the pool's would have one, as they do
 
     def _one_by_one(self, step: str, ask: Ask) -> None:
         memories = self.of(ask.run, ask.scratch)

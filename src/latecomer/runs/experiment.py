@@ -25,6 +25,7 @@ from ..nets.net import Net
 from ..settings import complete, dump, parse, settings_of
 from ..task import Task
 from ..train import Training
+from . import host
 from .settings import Settings
 
 
@@ -74,17 +75,18 @@ class Experiment:
 
     @within_memory()
     def training(self) -> Training:
-        """Everything in place, nothing trained yet."""
+        """Everything in place, nothing trained yet.
+
+        The process stays as it is: `threads` and `tf32` are for `runs.host.prepare`, which the command line calls.
+        """
         s = self.settings
-        if s.threads:
-            torch.set_num_threads(s.threads)
-        torch.set_float32_matmul_precision("high" if s.tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = s.tf32
         with waking(s.device):
             federations = self.federations()
         method = self.method(federations)
         engine = make(s.engine, method, federations, s.device, chunk=s.chunk, graphs=s.graphs)
-        return Training(method, federations, engine, s.with_members(method.members))
+        training = Training(method, federations, engine, s.with_members(method.members))
+        training.notes += host.unmet(s)
+        return training
 
     def federations(self) -> list[Federation]:
         """One federation a seed; they share the examples and differ in who owns what."""
@@ -93,6 +95,7 @@ class Experiment:
         return [first, *(dataclasses.replace(other, examples=first.examples) for other in rest)]
 
     def method(self, federations: Sequence[Federation]) -> Method:
+        """The method with its settings, for a model that fits the data; `training` calls it."""
         s, first, kind = self.settings, federations[0], methods.get(self.settings.method)
         if s.budgets and not kind.serves_sizes:
             raise SettingError(f"{kind.__name__} gives all clients models of one size; leave --budgets out.")

@@ -48,7 +48,7 @@ class Run:
         # Engines, devices and thread counts round differently: whoever resumes or repeats this must take the same ones.
         chosen: dict[str, Any] = {
             "engine": type(training.engine).__name__.lower(),
-            "device": training.engine.device.type if s.device == "auto" else s.device,
+            "device": str(training.engine.device) if s.device == "auto" else s.device,
             "threads": torch.get_num_threads(),
         }
         experiment = dataclasses.replace(experiment, settings=dataclasses.replace(s, **chosen))
@@ -56,24 +56,29 @@ class Run:
         return Run(experiment, folder, training)
 
     @staticmethod
-    def resume(path: Path) -> Run:
-        """Go on where a stopped run's last checkpoint is. The folder is held from here to the end of `go`."""
+    def resume(path: Path, prepare: Callable[[Settings], None] = lambda _: None) -> Run:
+        """Go on where a stopped run's last checkpoint is. The folder is held from here to the end of `go`.
+
+        `prepare` is called with the run's settings before anything is computed; `host.prepare` gives the process the
+        threads that the run began with, without which its last bits may differ (and a note says so).
+        """
         folder = Folder.open(path)
         folder.hold()
         try:
-            return Run._resumed(folder)
+            return Run._resumed(folder, prepare)
         except BaseException:
             folder.release()
             raise
 
     @staticmethod
-    def _resumed(folder: Folder) -> Run:
+    def _resumed(folder: Folder, prepare: Callable[[Settings], None]) -> Run:
         path = folder.path
         if folder.finished:
             raise RunError(f"The run in {path} is finished; its result is in {path / 'result.json'}.")
         experiment = Experiment.read(folder.settings, path / "settings.toml")
         settings, found = experiment.settings, folder.load()
         here = dataclasses.replace(experiment, settings=dataclasses.replace(settings, device=at_hand(settings.device)))
+        prepare(settings)
         training = here.training()
         if _about(folder).get("splits") != [federation.digest() for federation in training.federations]:
             raise RunError(f"The data or their split are not those that the run in {path} began with; put them back.")
@@ -115,6 +120,7 @@ class Run:
         self.folder.append("metrics.jsonl", [metrics])
 
     def checkpoint(self) -> None:
+        """Write all that is needed to go on from here; `go` does it now and then, and at the end."""
         self.folder.append("ledger.jsonl", self.training.drain())
         self.folder.save(*snapshot(self.training))
         self._saved = time.monotonic()
@@ -146,6 +152,7 @@ def snapshot(training: Training) -> tuple[tree.Tree, dict[str, Any]]:
 
 
 def restore(training: Training, tensors: tree.Tree, facts: Mapping[str, Any]) -> None:
+    """Give a training what a checkpoint holds; the counterpart of `snapshot`."""
     device = training.engine.device
     training.round, training.evaluations, training.seconds = (facts[key] for key in ("round", "evaluations", "seconds"))
     training.sent = [dict(sent) for sent in facts["sent"]]

@@ -12,7 +12,8 @@ wire.py     trees as records, and back
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ...data.federation import SPLITS, Federation
@@ -27,17 +28,28 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-"""A run sends nothing home and installs nothing. Flower reads some of these when it is imported, so they come first."""
+"""A run sends nothing home and installs nothing. What of it concerns this process, Flower reads when it is imported."""
 
 
 def local_engine(method: Method, federations: Sequence[Federation]) -> Flower:
     """Server, grid and clients in this process, with nothing but messages between them."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    need("flwr", "flower")
-    from .app import client_app
-    from .engine import Flower
-    from .grid import LocalGrid
+    with _quietly():
+        need("flwr.supercore.telemetry", "flower")  # it keeps what it finds in the environment
+        from .app import client_app
+        from .engine import Flower
+        from .grid import LocalGrid
 
     largest = {split: max(federation.largest(split) for federation in federations) for split in SPLITS}
     return Flower(method, LocalGrid(client_app(method, federations, simulated=True)), largest=largest)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """The environment that Flower is imported in; the process has its own back afterwards."""
+    added = [name for name in QUIET if name not in os.environ]
+    os.environ.update({name: QUIET[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]

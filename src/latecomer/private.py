@@ -1,0 +1,40 @@
+"""Names of PyTorch that begin with an underscore: all that latecomer uses, so that a new PyTorch is tried in one place.
+
+Each stands here because PyTorch has no public name for it. The bounds on torch in pyproject.toml are versions in which
+all of them were seen to work; tests/test_layers.py keeps them out of other files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._C import _functorch as functorch  # which transforms are at work: vmap alone tells nobody that it maps
+from torch.overrides import _get_current_function_mode as function_mode  # who listens, to be told in another thread
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+)  # to see every operation; documented, yet in a private module
+from torch.utils._python_dispatch import _get_current_dispatch_mode as dispatch_mode  # who watches, likewise
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten  # any nest of arguments as a list, and back
+
+copy_all = torch._foreach_copy_  # one kernel that fills the inputs of a graph
+multiply_all = torch._foreach_mul  # one kernel for all leaves of a tree
+
+
+def schema(operation: Any) -> Any:
+    """What an operation says of itself: its arguments, which of them it writes to, and what its results share."""
+    return operation._schema
+
+
+__all__ = [
+    "TorchDispatchMode",
+    "TreeSpec",
+    "copy_all",
+    "dispatch_mode",
+    "function_mode",
+    "functorch",
+    "multiply_all",
+    "schema",
+    "tree_flatten",
+    "tree_unflatten",
+]
