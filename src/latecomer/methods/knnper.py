@@ -18,9 +18,8 @@ from ..data.federation import Federation
 from ..data.shuffle import lot
 from ..errors import SettingError
 from ..method import AveragesOneModel, TrainsByPasses, asked_in, made
-from ..nets.neighbours import Datastore, Kernel, Rule, best, drawn, held, listed, lowered, room
+from ..nets.neighbours import Datastore, Kernel, Rule, Search, best, check_search, drawn, held, listed, lowered, room
 from ..nets.prototypes import ProtoNN
-from ..ops.search import Search, check_search
 from ..settings import setting
 from ..task import Home
 from ..tree import Tree
@@ -144,7 +143,7 @@ class KnnPer(AveragesOneModel, TrainsByPasses):
     by = "examples"  # rounds are FedAvg's (AveragesOneModel); a client is sent the common model
 
     def review(self, federations: Sequence[Federation], engine: Engine, rounds: int = 0) -> list[str]:
-        check_search(self.search, engine.one_by_one, engine.device)
+        check_search(self.search, engine)
         sizes = [self.most(f.weight, lot(f.seed, torch.arange(len(f)), "weak")) for f in federations]
         if self.datastore in ("fifo", "fixed"):
             sizes = [(self.first * f.weight).round().minimum(size) for f, size in zip(federations, sizes, strict=True)]
