@@ -15,9 +15,8 @@ from ..clients import Engine
 from ..data.federation import Federation
 from ..errors import SettingError
 from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
-from ..nets.neighbours import Datastore, Kernel, Rule, best, drawn, held, listed, lowered, room
+from ..nets.neighbours import Datastore, Kernel, Rule, Search, best, check_search, drawn, held, listed, lowered, room
 from ..nets.prototypes import ProtoNN
-from ..ops.search import Search, check_search
 from ..ops.shuffle import lot
 
 Vote = Callable[[Tensor], Tensor]  # from features to class shares, one layer for every k and sigma there is to try
@@ -143,7 +142,7 @@ class KnnPer(TrainsByPasses):
         return Sending(shared=state)
 
     def review(self, federations: Sequence[Federation], engine: Engine, rounds: int = 0) -> list[str]:
-        check_search(self.search, engine.one_by_one, engine.device)
+        check_search(self.search, engine)
         sizes = [self.most(f.weight, lot(f.seed, torch.arange(len(f)), "weak")) for f in federations]
         if self.datastore in ("fifo", "fixed"):
             sizes = [(self.first * f.weight).round().minimum(size) for f, size in zip(federations, sizes, strict=True)]

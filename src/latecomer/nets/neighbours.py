@@ -9,7 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..ops.search import Search, distances
+from ..clients import Engine
+from ..ops.search import Search as Search  # for methods that have it as a setting
+from ..ops.search import check_faiss, distances
 from ..ops.shuffle import shuffled
 from ..task import Batch, one_hot
 
@@ -56,6 +58,11 @@ class Datastore:
             torch.cat([getattr(one, name) for one in (self, other)]) for name in ("keys", "labels", "known")
         )
         return Datastore(keys, labels, known, self.classes, self.search)
+
+
+def check_search(search: Search, engine: Engine) -> None:
+    """Refuses a search that the engine has no way for: better said before training than after."""
+    check_faiss(search, engine.one_by_one, engine.device)
 
 
 def lowered(counts: Sequence[int], sizes: Tensor) -> list[str]:

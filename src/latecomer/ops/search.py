@@ -24,8 +24,8 @@ REFUSAL = (
 )
 
 
-def check_search(search: Search, one_by_one: bool, device: torch.device) -> None:
-    """Refuses FAISS where it cannot search: better said before training than after."""
+def check_faiss(search: Search, one_by_one: bool, device: torch.device) -> None:
+    """Refuses FAISS where it cannot search, or is not installed."""
     if search == "faiss" and not (one_by_one and device.type == "cpu"):
         raise SettingError(REFUSAL)
     if search == "faiss":
