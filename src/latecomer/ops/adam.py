@@ -79,21 +79,9 @@ def _by_torch(
             part.mul_(shrink[name])
     counts = [moments[2].clone() for _ in parts]
     adam(
-        parts,
-        gradients,
-        list(first.split(sizes)),
-        list(second.split(sizes)),
-        [],
-        counts,
-        fused=True,
-        lr=lr,
-        beta1=betas[0],
-        beta2=betas[1],
-        eps=epsilon,
-        weight_decay=0.0,
-        amsgrad=False,
-        maximize=False,
-    )
+        parts, gradients, list(first.split(sizes)), list(second.split(sizes)), [], counts, fused=True, lr=lr,
+        beta1=betas[0], beta2=betas[1], eps=epsilon, weight_decay=0.0, amsgrad=False, maximize=False,
+    )  # fmt: skip
     return weights, (first, second, counts[0])
 
 

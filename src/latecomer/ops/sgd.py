@@ -106,13 +106,7 @@ def _like(number: Any, array: Tensor) -> Any:
 
 
 def _part_by_part(
-    weights: Tensor,
-    gradient: Sequence[Tensor],
-    velocity: Tensor,
-    lr: float,
-    momentum: float,
-    decay: float,
-    clip: float,
+    weights: Tensor, gradient: Sequence[Tensor], velocity: Tensor, lr: float, momentum: float, decay: float, clip: float
 ) -> tuple[Tensor, Tensor]:
     factor, sizes = float(clip_factor(norm(*gradient), clip)) if clip else 1.0, [len(part) for part in gradient]
     out, faster = torch.empty_like(weights), torch.empty_like(velocity)
@@ -144,17 +138,9 @@ def _by_torch(
     """Changes weights and velocity in place."""
     _, sizes, gradients = by_torch.blocks(leaves, gradient, clip)
     sgd(
-        list(weights.split(sizes)),
-        gradients,
-        list(velocity.split(sizes)) if momentum else [None] * len(sizes),
-        fused=True,
-        lr=lr,
-        momentum=momentum,
-        weight_decay=decay,
-        dampening=0.0,
-        nesterov=False,
-        maximize=False,
-    )
+        list(weights.split(sizes)), gradients, list(velocity.split(sizes)) if momentum else [None] * len(sizes),
+        fused=True, lr=lr, momentum=momentum, weight_decay=decay, dampening=0.0, nesterov=False, maximize=False,
+    )  # fmt: skip
     return weights, velocity
 
 
