@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name as canonical
 import latecomer
 from console import Command, environment
 from latecomer.runs import host
-from latecomer.settings import Settings
+from latecomer.runs.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

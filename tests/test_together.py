@@ -283,7 +283,7 @@ WRONG: dict[str, tuple[Any, type[LatecomerError], str]] = {
     "plan": (
         (toys.method("fedavg"), toys.federation(), {"round": 3}),
         UnknownName,
-        "There is no setting of a plan 'round'; did you mean 'rounds'",
+        "There is no setting 'round'; did you mean 'rounds'",
     ),
     "cohort": ((toys.method("fedavg"), toys.federation(), {"cohort": 9}), SettingError, "--cohort must be at most"),
 }

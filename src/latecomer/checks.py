@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -11,10 +10,8 @@ from . import tree
 from .data.federation import Federation
 from .errors import DataError, SettingError
 from .method import Method
+from .plan import Plan
 from .tree import Tree
-
-if TYPE_CHECKING:
-    from .train import Plan
 
 
 def check(method: Method, federations: Sequence[Federation], plan: Plan) -> None:

@@ -8,11 +8,11 @@ compared with another in the same column only.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean, stdev
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from torch import Tensor
 from . import tree
 from .clients import Clients, Engine
 from .method import Method
-from .sweep.lockstep import Lockstep
 from .tree import Tree
 
 AT_ONCE = 1024  # clients personalised and scored together; only their scores are kept
@@ -28,6 +27,8 @@ SPLITS = ("val", "test")
 RIGHT, KNOWN, RIGHT_AMONG_OWN = range(3)
 MOST_EXAMPLES = 10**7  # that a client may say it has, labelled or held out; whoever claims more counts nothing
 
+Together = Callable[[Sequence[Callable[[Engine], Any]]], list[Any]]
+"""Does the server work of several runs so that they share exchanges (sweep/lockstep.py)."""
 Among = Literal["all", "own"]
 """Which classes a model chooses from: all there are, or those of which its client has training examples."""
 
@@ -101,7 +102,7 @@ def over_seeds(scores: Sequence[Scores]) -> dict[str, float]:
 
 
 def evaluate(
-    methods: Sequence[Method], states: Sequence[Tree], lockstep: Lockstep, ids: Sequence[Tensor], number: int
+    methods: Sequence[Method], states: Sequence[Tree], lockstep: Together, ids: Sequence[Tensor], number: int
 ) -> list[Scores]:
     """Personalise and score, for every run in lockstep, the clients `ids`. Nothing a client does here is kept."""
     runs = enumerate(zip(methods, states, ids, strict=True))

@@ -53,6 +53,7 @@ class SGD:
 
     @property
     def rates(self) -> tuple[Number, Number, Number, Number]:
+        """What `ops.sgd` takes, in its order."""
         return self.lr, self.momentum, self.weight_decay, self.clip
 
     def __call__(self, loss: Loss, params: Tree, batches: Batches, moves: Rule = labelled) -> Tree:
@@ -66,6 +67,7 @@ class SGD:
         return tree.unravel(weights - tree.ravel(params), params)
 
     def init(self, params: Tree) -> Tree:
+        """What a server keeps from step to step: the velocity, at rest."""
         return {"velocity": torch.zeros_like(tree.ravel(params))} if self.momentum else {}
 
     def step(self, params: Tree, gradient: Tree, state: Tree, moving: Tensor | None = None) -> tuple[Tree, Tree]:

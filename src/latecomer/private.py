@@ -10,15 +10,10 @@ from typing import Any
 
 import torch
 from torch._C import _functorch as functorch  # which transforms are at work: vmap alone tells nobody that it maps
-from torch.overrides import _get_current_function_mode as function_mode  # who listens, to be told in another thread
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-)  # to see every operation; documented, yet in a private module
-from torch.utils._python_dispatch import _get_current_dispatch_mode as dispatch_mode  # who watches, likewise
+from torch.utils._python_dispatch import TorchDispatchMode  # to see every operation; documented, in a private module
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten  # any nest of arguments as a list, and back
 
 copy_all = torch._foreach_copy_  # one kernel that fills the inputs of a graph
-multiply_all = torch._foreach_mul  # one kernel for all leaves of a tree
 
 
 def schema(operation: Any) -> Any:
@@ -30,10 +25,7 @@ __all__ = [
     "TorchDispatchMode",
     "TreeSpec",
     "copy_all",
-    "dispatch_mode",
-    "function_mode",
     "functorch",
-    "multiply_all",
     "schema",
     "tree_flatten",
     "tree_unflatten",

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import tree
 from ..clients import Ask
 from ..data.federation import Federation
 from ..method import Method
+from ..private import TorchDispatchMode, schema
 from ..tree import Tree
 
 CPU_BUDGET = 2**30  # bytes that one chunk may take on a CPU; more rows at once gain nothing there
@@ -32,9 +32,11 @@ MUCH = 4  # times more workspace by padding: then clients are better off one by 
 PER_NUMBER, COPIES = 12, 10  # bytes of a number that is computed; and of what is sent, see above
 
 
-def budget(device: torch.device) -> int:
-    """Bytes that one chunk may take."""
-    return int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) if device.type == "cuda" else CPU_BUDGET
+def budget(device: torch.device, share: float | None = None, most: int | None = None) -> int:
+    """Bytes that one chunk may take: a share of what is free on a GPU, and on a CPU so many."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * (share or GPU_SHARE))
+    return most or CPU_BUDGET
 
 
 def activation_bytes(method: Method) -> int:
@@ -70,7 +72,7 @@ class _Counted(TorchDispatchMode):
         self, operation: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = operation(*args, **(kwargs or {}))
-        fresh = all(returned.alias_info is None for returned in operation._schema.returns)
+        fresh = all(returned.alias_info is None for returned in schema(operation).returns)
         for part in out if isinstance(out, tuple | list) else (out,):
             self.numbers += part.numel() if fresh and isinstance(part, Tensor) else 0
         return out

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
+
+from ..private import functorch
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 """Triton comes with PyTorch's CUDA builds. Kernels are defined where it is there, and launched on GPUs alone."""
@@ -51,19 +52,19 @@ class Final(Rows):
 
 def transformed() -> bool:
     """Whether somebody maps or differentiates what runs now."""
-    return _functorch.peek_interpreter_stack() is not None
+    return functorch.peek_interpreter_stack() is not None
 
 
 def mapped(tensor: Tensor) -> bool:
     """Whether a tensor has a hidden dimension of `vmap`."""
-    while _functorch.is_gradtrackingtensor(tensor):
-        tensor = _functorch.get_unwrapped(tensor)
-    return bool(_functorch.is_batchedtensor(tensor))
+    while functorch.is_gradtrackingtensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return bool(functorch.is_batchedtensor(tensor))
 
 
 def differentiated(tensor: Tensor) -> bool:
     """Whether somebody takes a gradient through this tensor."""
-    return tensor.requires_grad or bool(_functorch.is_gradtrackingtensor(tensor))
+    return tensor.requires_grad or bool(functorch.is_gradtrackingtensor(tensor))
 
 
 def varies(weight: Tensor) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,13 +21,13 @@ from .. import tree
 from ..checks import check
 from ..clients import Engine
 from ..data.federation import Federation
+from ..engines.fitting import budget
 from ..errors import SettingError, UnknownName
 from ..evaluate import AT_ONCE
 from ..method import Method
 from ..nets.net import Net
-
-if TYPE_CHECKING:
-    from ..train import Plan
+from ..plan import Plan
+from ..settings import parse
 
 Given = Sequence[Any]
 """A method, a federation or several (one a seed), and if need be what its plan has of its own."""
@@ -50,7 +50,7 @@ class _Run:
 def together(
     runs: Sequence[Given],
     engine: str = "auto",
-    device: str = "auto",
+    device: str | torch.device = "auto",
     *,
     chunk: int = 0,
     graphs: bool = True,
@@ -81,8 +81,6 @@ def together(
 
 def _run(place: int, given: Given, plan: Mapping[str, Any]) -> _Run:
     """One run of the list, checked before any is trained."""
-    from ..train import Plan
-
     parts: Sequence[Any] = given if isinstance(given, Sequence) and len(given) in (2, 3) else (None, None)
     method, federations, *own = parts
     several = list(federations) if isinstance(federations, Sequence) else [federations]
@@ -92,11 +90,8 @@ def _run(place: int, given: Given, plan: Mapping[str, Any]) -> _Run:
             f"Run {place} must be a method, a federation (or several in a list) and, where it needs one, "
             f"a dict with a plan of its own; got {_kinds(given)}."
         )
-    settings = {**plan, **(own[0] if own else {})}
-    for name in settings:
-        if name not in {field.name for field in fields(Plan)}:
-            raise UnknownName("setting of a plan", name, [field.name for field in fields(Plan)])
-    run = _Run(place, method, several, Plan(**settings))
+    asked = parse(Plan, {**plan, **(own[0] if own else {})})
+    run = _Run(place, method, several, asked.with_members(method.members))
     check(run.method, run.federations, run.plan)
     return run
 
@@ -152,8 +147,7 @@ def _fastest(method: Method, federations: Sequence[Federation], device: torch.de
 
 def _fitting(run: _Run, device: torch.device) -> int:
     """How many such runs fit beside each other."""
-    budget = torch.cuda.mem_get_info(device)[0] * GPU_SHARE if device.type == "cuda" else CPU_BUDGET
-    return max(1, int(budget // max(_bytes(run), 1)))
+    return max(1, budget(device, GPU_SHARE, CPU_BUDGET) // max(_bytes(run), 1))
 
 
 def _bytes(run: _Run) -> int:

@@ -12,8 +12,8 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from ...private import TreeSpec, tree_flatten, tree_unflatten
 from .steady import Unsteady
 
 EAGER_CALLS = 1  # the first call runs as it is: a step used once is not worth capturing

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from ...private import TreeSpec, copy_all, tree_flatten, tree_unflatten
 from .capture import Capture, Function
 from .steady import Steadily, Unsteady
 
@@ -77,7 +77,7 @@ class _Graph:
 
     def replay(self, leaves: list[Tensor], lasting: bool) -> Any:
         assert self.graph is not None
-        torch._foreach_copy_(self.inputs, leaves)
+        copy_all(self.inputs, leaves)
         self.graph.replay()
         outputs = self.outputs
         if lasting:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...private import TorchDispatchMode
 
 _ATEN = torch.ops.aten
 TELL = _ATEN._local_scalar_dense.default  # a number, to the host

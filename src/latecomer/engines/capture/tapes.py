@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from ...private import TreeSpec, tree_flatten, tree_unflatten
 from .capture import Capture, Function, Replay
 from .steady import Escapes
 from .trace import Program, Trace

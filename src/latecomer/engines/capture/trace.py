@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ...private import TorchDispatchMode, schema
 from .steady import TELL, decides
 
 Program = Callable[..., list[Any] | None]
@@ -87,7 +87,7 @@ class Trace(TorchDispatchMode):
         if self._unfit(operation, args, kwargs, tensors + _tensors(result)) or len(calls) >= LONGEST:
             self.calls = None
             return
-        if not operation._schema.is_mutable and _same_view(args, result):
+        if not schema(operation).is_mutable and _same_view(args, result):
             self.names[result] = self._name(args[0])  # another name for the same numbers is no operation
             return
         words = [self._text(value) for value in args] + [f"{key}={self._text(value)}" for key, value in kwargs.items()]
@@ -95,7 +95,7 @@ class Trace(TorchDispatchMode):
         owners = {_storage(tensor): self._owner(self._name(tensor)) for tensor in tensors}
         self.written |= {owners[_storage(tensor)] for tensor in _written(operation, args, kwargs)}
         made = [self._new(value, owners) for value in (result if several else [result])]
-        if not any(made) and not operation._schema.is_mutable and operation is not TELL and result is not None:
+        if not any(made) and not schema(operation).is_mutable and operation is not TELL and result is not None:
             return  # it gave back what it was given; what returns nothing checks something
         told = repr(result) if operation is TELL else ""
         threads = self.threads if operation in EXACT else torch.get_num_threads()
@@ -187,7 +187,7 @@ class Trace(TorchDispatchMode):
         # from the end to the beginning: what is needed later, and so which use of a tensor is its last
         needed, lines, threads = set(names), [], 0
         for number, call in enumerate(reversed(calls)):
-            if any(call.made) and not call.operation._schema.is_mutable and needed.isdisjoint(call.made):
+            if any(call.made) and not schema(call.operation).is_mutable and needed.isdisjoint(call.made):
                 continue
             if threads and call.threads != threads:
                 lines.append(f" threads({threads})")
@@ -218,10 +218,10 @@ class Trace(TorchDispatchMode):
 
 def _written(operation: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The arguments that an operation changes in place."""
-    if not operation._schema.is_mutable:
+    if not schema(operation).is_mutable:
         return []
-    given = dict(zip((argument.name for argument in operation._schema.arguments), args, strict=False)) | kwargs
-    changed = [argument.name for argument in operation._schema.arguments if argument.is_write]
+    given = dict(zip((argument.name for argument in schema(operation).arguments), args, strict=False)) | kwargs
+    changed = [argument.name for argument in schema(operation).arguments if argument.is_write]
     return _tensors([given[name] for name in changed])
 
 
