@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +22,12 @@ from latecomer.engines.vector import Vector
 from latecomer.errors import MemoryShortage
 from latecomer.methods.fedavg import FedAvg
 from latecomer.nets.models import MODELS, LeNet
+from latecomer.ops import first_calls
 from latecomer.ops.convolution import WIDEST
 from latecomer.ops.intercept import intercepted
 from latecomer.ops.norm import norm
 from latecomer.ops.shuffle import draw, purpose
-from latecomer.ops.sums import sum_of_rows
+from latecomer.ops.sums import weighted_sum
 from latecomer.sweep.packed import Packed
 from latecomer.train import Plan, Training
 
@@ -223,6 +226,36 @@ def test_runs_of_a_pack_end_where_they_would_alone() -> None:
             torch.testing.assert_close(tree.flatten(state)[path], leaf, atol=1e-5, rtol=1e-3, msg=path)
 
 
+def forget_kernels() -> None:
+    jit = pytest.importorskip("triton").JITFunction
+    modules = [module for name, module in sys.modules.items() if name.startswith("latecomer.ops.")]
+    for kernel in {value for module in modules for value in vars(module).values() if isinstance(value, jit)}:
+        kernel.device_caches.clear()
+
+
+def test_kernels_compiled_side_by_side_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[str] = []
+    compiled = first_calls._compile
+    monkeypatch.setattr(first_calls, "_compile", lambda missing: (noted.extend(missing), compiled(missing)))
+    federation = images()
+    method = methods.get("pefll")(task=make_task(federation, LeNet), clients=6, members=5, steps=2, batch=8)
+
+    def states() -> dict[str, torch.Tensor]:
+        training = Training(method, [federation], Vector(method, [federation], CUDA), Plan(rounds=3, cohort=3))
+        for _ in training.go():
+            training.drain()
+        return tree.flatten(training.states[0])
+
+    expected = states()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for there in (False, True):
+        forget_kernels()
+        noted.clear()
+        found = states()
+        assert bool(noted) != there, "kernels on the disk are not compiled again"
+        assert all(torch.equal(leaf, found[path]) for path, leaf in expected.items())
+
+
 FILTERS = {
     "5": (5, 18, 5, 3),
     "16": (16, 18, 5, 3),
@@ -318,7 +351,7 @@ def test_sums_do_not_see_rows_that_weigh_nothing() -> None:
     rows, weight = torch.randn(13, 700, device=CUDA), torch.rand(13, device=CUDA)
     expected = weight[1:] @ rows[1:]
     rows[0, 5], weight[0] = torch.nan, 0
-    torch.testing.assert_close(sum_of_rows(weight, rows), expected)
+    torch.testing.assert_close(weighted_sum(weight, rows), expected)
 
 
 def test_rows_that_are_not_finite_are_found() -> None:

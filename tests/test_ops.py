@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from latecomer import tree
 from latecomer.learn import SGD
-from latecomer.ops import adam, cross_entropy, examples, joins, lengths, mapping, sgd, shuffle, sums
+from latecomer.ops import adam, by_torch, cross_entropy, examples, mapping, sgd, shuffle, sums
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -31,15 +30,6 @@ def step_of_rows(weights: Tensor, velocity: Tensor, moving: Tensor, *rest: Any) 
     return each(lambda w, v, m, g: sgd.step(w, [g], v, m, *rates), weights, velocity, moving, joined)
 
 
-def step_of_parts(weights: Any, gradients: Any, shrinks: Any, first: Tensor, second: Tensor, *rest: Any) -> Any:
-    (factor, rate, correction), betas, epsilon = rest
-    direction = torch.cat(gradients) * factor
-    first = betas[0] * first + (1 - betas[0]) * direction
-    second = betas[1] * second + (1 - betas[1]) * direction**2
-    shrunk = torch.cat([part * share for part, share in zip(weights, shrinks, strict=True)])
-    return shrunk - rate * first / ((second / correction).sqrt() + epsilon), first, second
-
-
 def gradients(logits: Tensor, y: Tensor, weight: Tensor, above: Tensor) -> Tensor:
     found: Tensor = each(grad(cross_entropy.cross_entropy), logits, y, weight)
     return found * above[:, None, None]
@@ -49,12 +39,8 @@ PLAIN: dict[tuple[ModuleType, str], Callable[..., Any]] = {
     (cross_entropy, "losses"): lambda *inputs: each(cross_entropy.cross_entropy, *inputs),
     (cross_entropy, "gradients"): gradients,
     (sgd, "step_of_rows"): step_of_rows,
-    (adam, "step_of_parts"): step_of_parts,
-    (joins, "join"): lambda *parts: torch.cat(parts, 1),
     (examples, "take_rows"): lambda *inputs: examples.take(*inputs),
     (shuffle, "draw_rows"): lambda *inputs: each(lambda *who: shuffle.draw(*who, *inputs[4:]), *inputs[:4]),
-    (sums, "sum_of_rows"): lambda weight, rows: weight @ torch.where(weight[:, None] != 0, rows, 0.0),
-    (lengths, "sums_of_squares"): lambda ends: torch.cat(ends.parts, 1).square().sum(1, keepdim=True),
 }
 
 
@@ -70,12 +56,8 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(module, name, noted(name, plain))
     for module in (cross_entropy, sgd):
         monkeypatch.setattr(module, "for_kernels", mapping.mapped)
-    for module in (adam, lengths, sums):
-        monkeypatch.setattr(module, "for_server_kernels", lambda tensor: not mapping.transformed())
-    for module in (joins, examples, shuffle):
+    for module in (examples, shuffle):
         monkeypatch.setattr(module, "on_gpu", lambda tensor: True)
-    monkeypatch.setattr(joins, "constants", tuple)
-    monkeypatch.setattr("latecomer.ops.by_torch.fits", lambda leaves: False)
     return names
 
 
@@ -86,9 +68,7 @@ def compare(function: Callable[..., Any], *inputs: Any, used: list[str], monkeyp
     with monkeypatch.context() as context:
         for module in (cross_entropy, sgd):
             context.setattr(module, "for_kernels", lambda tensor: False)
-        for module in (adam, lengths, sums):
-            context.setattr(module, "for_server_kernels", lambda tensor: False)
-        for module in (joins, examples, shuffle):
+        for module in (examples, shuffle):
             context.setattr(module, "on_gpu", lambda tensor: False)
         used.clear()
         expected = function(*inputs)
@@ -163,21 +143,24 @@ def test_a_step_with_rates_of_its_own_a_row_is_plain(compared: Compared) -> None
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize("shrink", [None, {"a": 0.5, "b": 0.9}])
-def test_a_servers_step_of_adam(clip: float, shrink: dict[str, float] | None, compared: Compared) -> None:
+def test_a_servers_step_of_adam(clip: float, shrink: dict[str, float] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By PyTorch's fused kernel as in plain operations."""
     leaves, gradient = ({"a/c": torch.randn(2, 3), "a/d": torch.randn(1), "b": torch.randn(4)} for _ in range(2))
     moments = torch.randn(11), torch.rand(11), torch.tensor(3.0)
 
     def step() -> Any:
         return adam.step(leaves, gradient, moments, 0.1, (0.9, 0.999), 1e-8, clip, shrink)
 
-    assert compared(step) == ["sums_of_squares"] * bool(clip) + ["step_of_parts"]
+    found = step()
+    monkeypatch.setattr(by_torch, "fits", lambda leaves: False)
+    torch.testing.assert_close(found, step())
 
 
-def test_sums_of_replies(compared: Compared) -> None:
+def test_sums_of_replies() -> None:
     rows, weight = torch.randn(3, 5, generator=GENERATOR), torch.tensor([0.5, 0.0, 2.0])
     rows[1, 2] = torch.nan
-    assert compared(sums.weighted_sum, weight, rows) == ["sum_of_rows"]
-    assert compared(sums.weighted_sum, weight, torch.arange(6).view(3, 2)) == ["sum_of_rows"]
+    torch.testing.assert_close(sums.weighted_sum(weight, rows), 0.5 * rows[0] + 2 * rows[2])
+    assert sums.weighted_sum(weight, torch.arange(6).view(3, 2)).tolist() == [8, 10.5]
 
 
 def test_examples_are_taken_without_a_copy_for_every_client(compared: Compared) -> None:
@@ -194,20 +177,3 @@ def test_batches_are_drawn_for_all_clients_at_once(compared: Compared) -> None:
         return shuffle.draw(count, client // 2, count * 0 + 5, client, 3, 4, 8, 2)
 
     assert compared(vmap(vmap(drawn)), counts, clients) == ["draw_rows"]
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_gradients_laid_end_to_end(shared: bool, compared: Compared) -> None:
-    like = {"a": torch.zeros(3, 2), "b": {"c": torch.zeros(1), "d": torch.zeros(4)}}
-    vector, x = torch.randn(3, 11, generator=GENERATOR), torch.randn(3, 2, generator=GENERATOR)
-
-    def energy(vector: Tensor, x: Tensor) -> Tensor:
-        parts = tree.unravel(vector, like)
-        return (parts["a"] @ x).sin().sum() * parts["b"]["c"].sum() + parts["b"]["d"].square().sum()
-
-    def steepness(vector: Tensor, x: Tensor) -> Tensor:
-        return grad(energy)(vector, x).cos().sum()
-
-    for function in (energy, steepness):
-        gradients = vmap(grad(function), in_dims=(None if shared else 0, 0))
-        assert "join" in compared(gradients, vector[0] if shared else vector, x)

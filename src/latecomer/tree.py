@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .ops.joins import split
 from .ops.sums import extremes
 
 Tree: TypeAlias = dict[str, Any]
@@ -145,5 +144,5 @@ def ravel(tree: Tree, like: Tree | None = None) -> Tensor:
 def unravel(vector: Tensor, like: Tree) -> Tree:
     """The inverse of `ravel`, for a tree of the shapes of `like`. Leaves are views."""
     flat = flatten(like)
-    parts = split(vector, [leaf.numel() for leaf in flat.values()])
+    parts = vector.split([leaf.numel() for leaf in flat.values()])
     return unflatten({path: part.view(leaf.shape) for (path, leaf), part in zip(flat.items(), parts, strict=True)})

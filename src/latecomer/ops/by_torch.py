@@ -1,4 +1,4 @@
-"""What PyTorch's own fused optimisers need, which take a server's step on a CPU: used by sgd.py and adam.py alone.
+"""What PyTorch's own fused optimisers need, which take a server's step: used by sgd.py and adam.py alone.
 
 They work in place, so on copies, and what is mapped cannot be written.
 """
@@ -18,8 +18,9 @@ SMALL = 2**15  # numbers of a leaf that is updated together with its neighbours:
 
 
 def fits(leaves: Mapping[str, Tensor]) -> bool:
+    """Whether they take these leaves."""
     kinds = {(leaf.device.type, leaf.dtype) for leaf in leaves.values()}
-    return len(kinds) == 1 and kinds.pop()[0] == "cpu" and not transformed()
+    return len(kinds) == 1 and kinds.pop()[0] in ("cpu", "cuda") and not transformed()
 
 
 def branch(path: str) -> str:
@@ -38,5 +39,7 @@ def blocks(
     gradients = [torch.cat(some) if len(some) > 1 else some[0].contiguous() for some in parts]
     if clip:
         factor = clip_factor(norm(*gradients), clip)
-        gradients = gradients if bool(factor == 1) else [part * factor for part in gradients]
+        # on a CPU it costs nothing to see that there is nothing to do; a GPU's host must not wait for a number
+        nothing = factor.device.type == "cpu" and bool(factor == 1)
+        gradients = gradients if nothing else [part * factor for part in gradients]
     return [branch(paths[0]) for paths in together], [len(part) for part in gradients], gradients

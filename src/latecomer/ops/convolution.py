@@ -32,7 +32,7 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-WIDEST = 64  # channels on either side that the kernels for few channels are made for
+WIDEST = 64  # channels on either side that the kernels for few channels were measured with
 BUSY = 480  # programs that keep a GPU busy; a sum over all places of all images is split into parts to have as many
 
 
@@ -72,8 +72,8 @@ def conv2d(
 
 
 def _few_channels(weight: Tensor, padding: Pair) -> bool:
-    """Whether the kernels for few channels are made for filters like these."""
-    return max(weight.shape[:2]) <= WIDEST and _inside(weight, padding)
+    """Whether the kernels for few channels take filters like these: those for many channels need many on both sides."""
+    return (max(weight.shape[:2]) <= WIDEST or not many_channels(weight)) and _inside(weight, padding)
 
 
 def _many_channels(x: Tensor, weight: Tensor, padding: Pair) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .mapping import HAS_TRITON, Rows, for_kernels, padded_size, transformed
-from .strides import whole_rows
+from .triton_tools import whole_rows
 
 LARGEST = 2**13  # numbers that the kernel holds at once
 VECTOR = 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .mapping import HAS_TRITON, mapped, on_gpu
-from .strides import pitch, whole_rows
+from .triton_tools import pitch, whole_rows
 
 
 def take(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .joins import Parts, end_to_end, few
-from .mapping import HAS_TRITON, Number, for_server_kernels
+from .mapping import HAS_TRITON, Number
+from .parts import Parts
 
 BLOCK = 2048  # numbers that one program squares and sums up
 
 
 def norm(*parts: Tensor) -> Tensor:
     """The norm of a vector that comes in parts. It is one number, but no scalar: those cost more under `vmap`."""
-    if len(parts) > 1 and for_server_kernels(parts[0]):
-        return sums_of_squares(end_to_end(few([part[None] for part in parts]))).sum(1).sqrt()
     vector = parts[0] if len(parts) == 1 else torch.stack([torch.linalg.vector_norm(part) for part in parts])
     whole: Tensor = torch.linalg.vector_norm(vector, keepdim=True)
     return whole
@@ -30,7 +28,7 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-    from .joins import load_joined
+    from .parts import load_joined
 
     @triton.jit
     def _squares_kernel(parts, strides, out, starts, BLOCK: tl.constexpr):

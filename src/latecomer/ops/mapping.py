@@ -90,11 +90,6 @@ def padded_size(shape: Iterable[int]) -> int:
     return total
 
 
-def for_server_kernels(tensor: Tensor) -> bool:
-    """Whether the kernels for what is done once, by the server, can take a tensor: float32, on a GPU, nobody maps."""
-    return tensor.dtype == torch.float32 and on_gpu(tensor) and not transformed()
-
-
 def untransformed() -> bool:
     """Whether nobody maps what runs now, and nobody will want its gradient: gradients are off.
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from . import by_torch
-from .joins import end_to_end, few
 from .lengths import BLOCK, clip_factor, norm, sums_of_squares
 from .mapping import HAS_TRITON, Final, Number, differentiated, for_kernels, untransformed
-from .strides import whole_rows
+from .parts import end_to_end
+from .triton_tools import whole_rows
 
 
 def used(number: Number) -> bool:
@@ -156,7 +156,7 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-    from .joins import load_joined
+    from .parts import load_joined
 
     @triton.jit
     def _step_kernel(
@@ -198,7 +198,7 @@ def step_of_rows(
     """A step of weights [rows, count]; rows that are not moving stay. Without momentum no velocity comes back."""
     weights, velocity = whole_rows(weights), velocity.contiguous()
     rows, count = weights.shape
-    ends = end_to_end(few(gradient))
+    ends = end_to_end(gradient)
     blocks = triton.cdiv(count, BLOCK)
     squares = sums_of_squares(ends) if clip else weights.new_empty(rows, blocks)
     out, after = weights.new_empty(rows, count), torch.empty_like(velocity if momentum else velocity[:, :0])

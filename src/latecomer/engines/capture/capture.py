@@ -76,7 +76,9 @@ class Capture(ABC):
         try:
             with self.as_one():
                 if self._seen[key] <= EAGER_CALLS:
-                    return self._first(function, inputs, watched=otherwise is not None)
+                    makes_sense, result = self._first(function, inputs, watched=otherwise is not None)
+                    if makes_sense:
+                        return result
                 self._kept[key], result = self._capture(function, leaves, shape, lasting)
         except Unsteady:
             if otherwise is None:
@@ -104,9 +106,9 @@ class Capture(ABC):
         """What a captured call depends on, besides the numbers."""
         return leaf.shape, leaf.dtype
 
-    def _first(self, function: Function, inputs: tuple[Any, ...], watched: bool) -> Any:
-        """What the first call returns. `watched`: it might tell the host numbers."""
-        return function(*inputs)
+    def _first(self, function: Function, inputs: tuple[Any, ...], watched: bool) -> tuple[bool, Any]:
+        """Whether what the first call returned makes sense, and that. `watched`: it might tell the host numbers."""
+        return True, function(*inputs)
 
     @abstractmethod
     def _capture(self, function: Function, leaves: list[Tensor], shape: TreeSpec, lasting: bool) -> tuple[Replay, Any]:

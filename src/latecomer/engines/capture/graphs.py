@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops.first_calls import first_calls
 from ...private import TreeSpec, copy_all, tree_flatten, tree_unflatten
 from .capture import Capture, Function
 from .steady import Steadily, Unsteady
@@ -23,10 +24,14 @@ CLOSE = 1e-4  # share of a tensor's largest number by which a replay may differ 
 class Graphs(Capture):
     """Replays graphs."""
 
-    def _first(self, function: Function, inputs: tuple[Any, ...], watched: bool) -> Any:
+    def __init__(self) -> None:
+        super().__init__()
+        self._first_calls = first_calls()
+
+    def _first(self, function: Function, inputs: tuple[Any, ...], watched: bool) -> tuple[bool, Any]:
         """It warms up the libraries, and all kernels are compiled. It also shows whether the host is told anything."""
         with Steadily() if watched else nullcontext():
-            return function(*inputs)
+            return (True, function(*inputs)) if self._first_calls is None else self._first_calls(function, inputs)
 
     def _capture(self, function: Function, leaves: list[Tensor], shape: TreeSpec, lasting: bool) -> tuple[_Graph, Any]:
         inputs = [leaf.clone() for leaf in leaves]

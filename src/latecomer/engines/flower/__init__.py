@@ -34,6 +34,7 @@ QUIET = {
 def local_engine(method: Method, federations: Sequence[Federation]) -> Flower:
     """Server, grid and clients in this process, with nothing but messages between them."""
     with _quietly():
+        need("flwr", "flower")
         need("flwr.supercore.telemetry", "flower")  # it keeps what it finds in the environment
         from .app import client_app
         from .engine import Flower
