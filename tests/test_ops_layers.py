@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
-from latecomer.ops import convolution, linear, norm, pooling, wide_convolution
+from latecomer.ops import convolution, linear, norm, wide_convolution
 from latecomer.ops.cross_entropy import cross_entropy
 from latecomer.ops.intercept import intercepted
 from latecomer.ops.mapping import mapped
@@ -70,11 +70,6 @@ def wide_gradient_rows(gradient: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, 
     return by_x, by_weight, by_bias if needs_bias else by_bias[:, :0]
 
 
-def unpool_rows(x: Tensor, gradient: Tensor, side: int) -> Tensor:
-    _, which = F.max_pool2d(x.flatten(0, -4), side, return_indices=True)
-    return F.max_unpool2d(gradient.flatten(0, -4), which, side, output_size=x.shape[-2:]).view_as(x)
-
-
 def gated(gradient: Tensor, gate: Tensor | None) -> Tensor:
     return gradient if gate is None else gradient * (gate > 0)
 
@@ -115,8 +110,6 @@ LAUNCHES: list[tuple[Any, str, Any]] = [
     (convolution, "conv_gradient_rows", conv_gradient_rows),
     (wide_convolution, "conv_rows", conv_rows),
     (wide_convolution, "conv_gradient_rows", wide_gradient_rows),
-    (pooling, "pool_rows", lambda x, side: F.max_pool2d(x.flatten(0, -4), side).unflatten(0, x.shape[:-3])),
-    (pooling, "unpool_rows", unpool_rows),
     (linear, "linear_rows", linear_rows),
     (linear, "linear_gradient_rows", linear_gradient_rows),
     (norm, "norm_rows", norm_rows),
@@ -140,7 +133,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Launches:
     for module, name, function in LAUNCHES:
         wide = "wide " if module is wide_convolution else ""
         monkeypatch.setattr(module, name, noted(wide + name.removesuffix("_rows"), function))
-    for module in (convolution, linear, norm, pooling):
+    for module in (convolution, linear, norm):
         monkeypatch.setattr(module, "for_kernels", lambda tensor: names.on and mapped(tensor))
     return names
 
@@ -174,10 +167,10 @@ def test_value_and_gradients(stride: Any, padding: Any, bias: bool, used: Launch
         return energy(x, weight, own if bias else None, stride, padding)
 
     agree(used, vmap(grad(loss, argnums=(0, 1) + (2,) * bias)), X, WEIGHT, BIAS)
-    assert used == ["conv", "pool", "unpool", "conv_gradient"]
+    assert used == ["conv", "conv_gradient"]
     used.clear()
     agree(used, vmap(loss), X, WEIGHT, BIAS)
-    assert used == ["conv", "pool"]
+    assert used == ["conv"]
 
 
 @pytest.mark.parametrize("stride", [1, (2, 3)])
@@ -261,22 +254,6 @@ def test_only_mapped_weights_and_plain_convolutions(used: Launches) -> None:
     assert not mapped(X)
 
 
-@pytest.mark.parametrize("options", [{"stride": 1}, {"padding": 1}, {"ceil_mode": True}, {"dilation": 2}])
-def test_other_poolings_are_left_alone(options: dict[str, Any], used: Launches) -> None:
-    agree(used, vmap(lambda x, weight: F.max_pool2d(F.conv2d(x, weight), 2, **options)), X, WEIGHT)
-    assert used == ["conv"]
-
-
-def test_largest_pixels_that_tie(used: Launches) -> None:
-    x = torch.tensor([[[[1.0, 1, 0], [1, 1, 0], [0, 0, 0]]]])[None].expand(2, -1, -1, -1, -1)
-    used.on = True
-    gradient = intercepted(vmap(grad(lambda x: F.max_pool2d(x, 2).sum())))(x)
-    assert gradient[0, 0, 0].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0]], "the first of them, as PyTorch does"
-    assert used == ["pool", "unpool"]
-
-
-# networks
-
 HIDDEN = torch.randn(3, 6, 5 * 3 * 3, generator=GENERATOR, dtype=torch.float64)
 LAST = torch.randn(3, 4, 6, generator=GENERATOR, dtype=torch.float64)
 Y = torch.tensor([[0, 3, -1, 2], [1, 1, 1, 0], [-1, -1, -1, -1]])
@@ -309,7 +286,7 @@ def test_weights_that_all_share_and_whose_gradients_differ(used: Launches) -> No
     assert used[:3] == FORWARD
     used.clear()
     agree(used, vmap(classify, in_dims=shared), *inputs)
-    assert used == ["pool"], "without a gradient, PyTorch's own layers do it for all clients at once"
+    assert used == [], "without a gradient, PyTorch's own layers do it for all clients at once"
 
 
 def test_gradients_of_gradients_of_layers(used: Launches) -> None:

@@ -14,14 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 from .convolution import conv2d
 from .linear import linear
-from .pooling import max_pool2d
 
 T = TypeVar("T")
-STANDS_IN: dict[Any, Callable[..., Any]] = {torch.conv2d: conv2d, F.linear: linear, F.max_pool2d: max_pool2d}
+STANDS_IN: dict[Any, Callable[..., Any]] = {torch.conv2d: conv2d, F.linear: linear}
 
 
 def intercepted(function: Callable[..., T]) -> Callable[..., T]:
-    """The function, with PyTorch's convolutions, linear layers and poolings computed our way where that is better."""
+    """The function, with PyTorch's convolutions and linear layers computed our way where that is better."""
 
     def wrapped(*args: Any) -> T:
         with _Interception():
