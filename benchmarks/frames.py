@@ -22,8 +22,7 @@ from latecomer.nets.models import MLP
 from latecomer.train import Plan, Training
 
 HOUSE = Path(latecomer.__file__).parent
-UPDATES = {("ops/sgd.py", ""), ("blocks.py", "move"), ("learn.py", "_move_apart")}
-"""Where the weights move: a file, and a function of it (empty: any)."""
+UPDATE = "ops/sgd.py"  # where the weights move
 
 
 class Frames:
@@ -37,8 +36,7 @@ class Frames:
         if event != "call" or (name := ours(frame)) is None:
             return
         self.functions.add(name)
-        file, _, function = name.partition(":")
-        if {(file, ""), (file, function.rpartition(".")[2])} & UPDATES:
+        if name.startswith(UPDATE):
             stack = [name]
             above = frame.f_back
             while above is not None and not stack[-1].endswith("Training.advance"):
