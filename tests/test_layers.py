@@ -1,4 +1,4 @@
-"""Who may import whom. The rules are data; docs/layers.md draws them."""
+"""Who may import whom. The rules are data; docs/tour.md draws them."""
 
 from __future__ import annotations
 
