@@ -16,7 +16,7 @@ from latecomer import Federation, make_task, methods, tree
 from latecomer.data.split import SIZES
 from latecomer.engines.fitting import activation_bytes
 from latecomer.errors import DataError, ModelError, SettingError, UnknownName
-from latecomer.nets.check import check
+from latecomer.nets.check import check_task
 from latecomer.nets.embed import ExampleAndLabel
 from latecomer.nets.models import CNN, CNN64, LSTM, MLP, MODELS, Conv4, LeNet, MobileNet, ResNet18, builder, in_size
 from latecomer.nets.net import Net
@@ -84,7 +84,7 @@ SHAPES = [(1, 8, 8), (3, 32, 32), (1, 28, 20), (2, 15, 17), (1, 4, 4)]
     ],
 )
 def test_models_pass_the_check_at_every_shape(model: Callable[..., nn.Module], shape: tuple[int, ...]) -> None:
-    check(task(lambda: model(shape, 7), shape, 7))
+    check_task(task(lambda: model(shape, 7), shape, 7))
 
 
 def test_large_images_meet_a_stem_that_shrinks_them() -> None:
@@ -207,7 +207,7 @@ def test_torchs_own_lstm_is_refused_by_name() -> None:
             return self.head(self.rnn(x)[0][:, -1])  # type: ignore[no-any-return]
 
     with pytest.raises(ModelError, match=r"Layer 'rnn' \(LSTM\) breaks the rules"):
-        check(task(Own, (6, 3)))
+        check_task(task(Own, (6, 3)))
 
 
 def test_texts_are_sequences() -> None:
@@ -242,17 +242,17 @@ def test_memory_is_reckoned_for_every_step_of_a_sequence() -> None:
 
 def test_dropout_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match=r"Layer '2' \(Dropout\) breaks the rules"):
-        check(task(lambda: flat(nn.Dropout(0.5))))
+        check_task(task(lambda: flat(nn.Dropout(0.5))))
 
 
 def test_running_statistics_are_refused_by_name() -> None:
     with pytest.raises(ModelError, match=r"Layer '2' \(BatchNorm1d\) keeps running statistics.*GroupNorm"):
-        check(task(lambda: flat(nn.BatchNorm1d(6))))
+        check_task(task(lambda: flat(nn.BatchNorm1d(6))))
 
 
 def test_batch_statistics_and_groups_are_accepted() -> None:
-    check(task(lambda: flat(nn.BatchNorm1d(6, track_running_stats=False), nn.Tanh())))
-    check(task(lambda: flat(nn.GroupNorm(2, 6))))
+    check_task(task(lambda: flat(nn.BatchNorm1d(6, track_running_stats=False), nn.Tanh())))
+    check_task(task(lambda: flat(nn.GroupNorm(2, 6))))
 
 
 def test_a_refused_layer_deep_inside_is_found() -> None:
@@ -265,20 +265,20 @@ def test_a_refused_layer_deep_inside_is_found() -> None:
         return made
 
     with pytest.raises(ModelError, match=r"Layer 'blocks\.3\.path\.1' \(BatchNorm2d\) keeps running statistics"):
-        check(task(build(nn.BatchNorm2d(128))))
+        check_task(task(build(nn.BatchNorm2d(128))))
     with pytest.raises(ModelError, match=r"Layer 'blocks\.3\.path\.1' \(Dropout2d\) breaks the rules"):
-        check(task(build(nn.Dropout2d(0.1))))
+        check_task(task(build(nn.Dropout2d(0.1))))
 
 
 @pytest.mark.parametrize("outputs", [9, 11])
 def test_a_wrong_number_of_scores_is_refused(outputs: int) -> None:
     with pytest.raises(ModelError, match=rf"returns shape \(2, {outputs}\) for 2 examples; it must be \(2, 10\)"):
-        check(task(lambda: flat(outputs=outputs)))
+        check_task(task(lambda: flat(outputs=outputs)))
 
 
 def test_a_layer_that_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match=r"Layer '1' \(Linear\) breaks the rules"):
-        check(task(lambda: flat(), shape=(1, 8, 9)))
+        check_task(task(lambda: flat(), shape=(1, 8, 9)))
 
 
 class Peeks(nn.Module):
@@ -299,13 +299,13 @@ class Nested(nn.Module):
 
 def test_a_decision_on_data_is_refused_by_the_full_name_of_the_layer() -> None:
     with pytest.raises(ModelError, match=r"Layer 'body.2' \(Peeks\) breaks the rules"):
-        check(task(Nested))
+        check_task(task(Nested))
 
 
 def test_a_check_leaves_no_hooks_behind() -> None:
     one = task(lambda: flat(nn.Dropout(0.5)))
     with pytest.raises(ModelError):
-        check(one)
+        check_task(one)
     assert not any(module._forward_pre_hooks for module in one.model.skeleton.modules())
 
 
@@ -346,7 +346,7 @@ def test_constants_come_along_and_are_no_weights() -> None:
     assert "shift" not in net.shapes
     zeros = {name: torch.zeros(shape) for name, shape in net.shapes.items()}
     assert net(zeros, torch.ones(1, *SHAPE))[0].tolist() == list(range(10))
-    check(task(Shifted))
+    check_task(task(Shifted))
 
 
 def test_the_head_is_the_last_layer() -> None:

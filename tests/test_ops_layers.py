@@ -108,8 +108,8 @@ LAUNCHES: list[tuple[Any, str, Any]] = [
     (convolution, "conv_rows", conv_rows),
     (convolution, "conv_relu_pool_rows", conv_relu_pool_rows),
     (convolution, "conv_gradient_rows", conv_gradient_rows),
-    (wide_convolution, "conv_rows", conv_rows),
-    (wide_convolution, "conv_gradient_rows", wide_gradient_rows),
+    (wide_convolution, "wide_conv_rows", conv_rows),
+    (wide_convolution, "wide_conv_gradient_rows", wide_gradient_rows),
     (linear, "linear_rows", linear_rows),
     (linear, "linear_gradient_rows", linear_gradient_rows),
     (norm, "norm_rows", norm_rows),
@@ -131,8 +131,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Launches:
         return lambda *inputs: (names.append(name), function(*inputs))[1]
 
     for module, name, function in LAUNCHES:
-        wide = "wide " if module is wide_convolution else ""
-        monkeypatch.setattr(module, name, noted(wide + name.removesuffix("_rows"), function))
+        monkeypatch.setattr(module, name, noted(name.removesuffix("_rows"), function))
     for module in (convolution, linear, norm):
         monkeypatch.setattr(module, "for_kernels", lambda tensor: names.on and mapped(tensor))
     return names
@@ -227,7 +226,7 @@ def test_many_channels(side: int, stride: int, used: Launches) -> None:
     for function in (wave, steepness):
         used.clear()
         agree(used, vmap(grad(function, argnums=(0, 1, 2))), x, weight, bias)
-        assert set(used) == {"wide conv", "wide conv_gradient"}, "the others are for few channels"
+        assert set(used) == {"wide_conv", "wide_conv_gradient"}, "the others are for few channels"
 
 
 def test_nested_maps(used: Launches) -> None:

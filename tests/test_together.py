@@ -130,7 +130,7 @@ def test_packs_are_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Packed, "__init__", noted)
     expected = results(runs)
-    monkeypatch.setattr(together, "CPU_BUDGET", 3 * together._bytes(together._run(0, runs[0], {"cohort": 3})))
+    monkeypatch.setattr(together, "SERVER_BUDGET", 3 * together._bytes(together._run(0, runs[0], {"cohort": 3})))
     assert results(runs) == expected
     assert sizes == [5, 3, 2]
 

@@ -14,7 +14,7 @@ from .plan import Plan
 from .tree import Tree
 
 
-def check(method: Method, federations: Sequence[Federation], plan: Plan) -> None:
+def check_training(method: Method, federations: Sequence[Federation], plan: Plan) -> None:
     """Refuse to begin where nothing can be learned, or where no latecomer could get a model."""
     smallest = min(federation.members for federation in federations)
     if plan.cohort > smallest:

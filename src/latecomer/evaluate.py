@@ -23,7 +23,7 @@ from .method import Method
 from .tree import Tree
 
 AT_ONCE = 1024  # clients personalised and scored together; only their scores are kept
-SPLITS = ("val", "test")
+SCORED = ("val", "test")
 RIGHT, KNOWN, RIGHT_AMONG_OWN = range(3)
 MOST_EXAMPLES = 10**7  # that a client may say it has, labelled or held out; whoever claims more counts nothing
 
@@ -53,7 +53,7 @@ class Scores:
     @staticmethod
     def of(ids: Tensor, replies: Tree, heard: Tensor) -> Scores:
         """From what clients answered, which is believed only as far as it is possible."""
-        counts = {split: replies[split] for split in SPLITS}
+        counts = {split: replies[split] for split in SCORED}
         possible = torch.stack([_possible(part) for part in counts.values()]).all(0) & heard
         kept = tree.where(possible, counts, tree.map(torch.zeros_like, counts))
         report = tree.map(lambda leaf: torch.where(possible, leaf, torch.nan), replies.get("report", {}))

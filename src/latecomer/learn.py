@@ -126,7 +126,7 @@ def _gradients(
         rest = iter(leaves)
         return loss([tree.unflatten({path: next(rest) for path in some}) for some in paths], batch)
 
-    found = iter(gradients.gradient(value, [leaf for some in paths for leaf in some.values()]))
+    found = iter(gradients.gradient_of(value, [leaf for some in paths for leaf in some.values()]))
     return [{path: next(found) for path in some} for some in paths]
 
 
@@ -137,7 +137,7 @@ def gradient(loss: Loss, params: Tree, batch: Batch) -> Tree:
 
 def flat_gradient(loss: Loss, like: Tree) -> Callable[[Tensor, Batch], Tensor]:
     """The gradient of a loss, for weights that lie end to end in one vector, in the order of `like`."""
-    return lambda weights, batch: gradients.gradient(lambda at: loss(tree.unravel(at[0], like), batch), [weights])[0]
+    return lambda weights, batch: gradients.gradient_of(lambda at: loss(tree.unravel(at[0], like), batch), [weights])[0]
 
 
 def mean_gradient(loss: Loss, params: Tree, batches: Iterable[Batch]) -> Tree:

@@ -28,7 +28,7 @@ class Batch:
 
     def __post_init__(self) -> None:
         if self.weight is None:
-            object.__setattr__(self, "weight", labelled(self.y, self.real))
+            object.__setattr__(self, "weight", example_weights(self.y, self.real))
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of one row an example over the real examples."""
@@ -51,7 +51,7 @@ class Batch:
         return first, Batch(self.x[rest], self.y[rest], cut + place < count)
 
 
-def labelled(y: Tensor, real: Tensor) -> Tensor:
+def example_weights(y: Tensor, real: Tensor) -> Tensor:
     """What the examples of a batch weigh."""
     return (real & (y >= 0)).float()
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import tree
-from .checks import check, check_model
+from .checks import check_model, check_training
 from .clients import Clients, Engine, Exchange
 from .cohorts import Cohorts
 from .data.federation import Federation
@@ -50,7 +50,7 @@ class Training:
         self.methods = [method] * len(federations) if isinstance(method, Method) else list(method)
         self.federations, self.engine, self.plan = federations, engine, plan
         for one, own in self._by_method():
-            check(one, own, plan)
+            check_training(one, own, plan)
         self.cohorts = Cohorts(federations, plan.cohort, plan.cohort_labelled)
         self.tally = Tally(engine, self.methods, federations)
         self.lockstep = Lockstep(self.tally)

@@ -20,7 +20,7 @@ from ..data.rotate import turns
 from ..errors import DataError
 from ..ops.examples import take
 from ..ops.shuffle import draw, lot, mix, normal, purpose
-from ..task import Batch, labelled, one_hot
+from ..task import Batch, example_weights, one_hot
 from ..tree import Tree
 
 SMALL = 2**16  # numbers in the batches of an exchange that a CPU takes at once, and not batch by batch
@@ -204,7 +204,7 @@ class DrawnBatches:
         who = client[SIZE["train"]], client[SEED], home._round, client[CLIENT]
         place, self.real = draw(*who, purpose(name), steps, size, passes)
         self.rows, self.y = home._homes.find(place, client, "train")  # [steps, size]
-        self.weight = labelled(self.y, self.real)
+        self.weight = example_weights(self.y, self.real)
         self.labelled = self.weight.any(-1)
 
     def __len__(self) -> int:

@@ -63,8 +63,8 @@ class APFL(TrainsByPasses):
     def better_share(self, own: Tree, params: Tree, share: Tensor, batch: Batch, lr: float | Tensor) -> Tensor:
         """A gradient step of the share, which stays between 0 and 1."""
         _, back = learn.pullback(lambda share: self.task.loss(mixture(own, params, share), batch), share)
-        (slope,) = back(torch.ones_like(share))
-        better: Tensor = (share - lr * slope).clamp(0, 1)
+        (gradient,) = back(torch.ones_like(share))
+        better: Tensor = (share - lr * gradient).clamp(0, 1)
         return better
 
     def memory(self, generator: Generator) -> Tree:

@@ -44,8 +44,9 @@ class ATP(TrainsByPasses):
         passes: Iterable[Batch] = home.epochs(1, self.batch, "refine")
         for batch in passes if self.learn_on == "train" else [home.all("val")]:
             direction = learn.gradient(self.task.entropy, params, batch)  # always from the common model
-            slope = learn.gradient(self.task.loss, moved(params, rates, direction), batch)
-            gain = tree.map(lambda g, h: (g * h).sum() / g.numel() ** 0.5, slope, direction)  # -d loss / d rate, scaled
+            gradient = learn.gradient(self.task.loss, moved(params, rates, direction), batch)
+            # -d loss / d rate, scaled
+            gain = tree.map(lambda g, h: (g * h).sum() / g.numel() ** 0.5, gradient, direction)
             rates = tree.add(rates, tree.scale(gain, self.rate_lr * self.schedule.factor(home.round)))
         return tree.sub(rates, start)
 

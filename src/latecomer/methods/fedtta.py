@@ -81,16 +81,16 @@ class FedTTA(Method):
     def descended(self, home: Home, own: Tree, judge: Tree) -> Tree:
         """The model after one step down its judgement on all of the client's data."""
         batches = home.epochs(1, self.batch, "adapt")
-        slope = learn.mean_gradient(lambda model, batch: self.judgement(model, judge, batch), own, batches)
+        gradient = learn.mean_gradient(lambda model, batch: self.judgement(model, judge, batch), own, batches)
         inner = learn.SGD(self.inner_lr, 0.0, self.weight_decay, self.clip)
-        return inner.step(own, slope, {}, home.all().real.any())[0]
+        return inner.step(own, gradient, {}, home.all().real.any())[0]
 
     def stepped(self, params: Tree, judge: Tree, batch: Batch) -> Tree:
         """The model after steps down its judgement on a batch, as a function that can be differentiated."""
-        slope = learn.flat_gradient(lambda model, batch: self.judgement(model, judge, batch), params)
+        gradient = learn.flat_gradient(lambda model, batch: self.judgement(model, judge, batch), params)
         weights = tree.ravel(params)
         for _ in range(self.inner_steps):
-            weights = weights - self.inner_lr * (slope(weights, batch) + self.weight_decay * weights)
+            weights = weights - self.inner_lr * (gradient(weights, batch) + self.weight_decay * weights)
         return tree.unravel(weights, params)
 
     def judgement(self, params: Tree, judge: Tree, batch: Batch) -> Tensor:

@@ -28,17 +28,17 @@ class PerFedAvg(Method):
 
     @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
-        slope = learn.flat_gradient(self.task.loss, params)  # zero where a batch is nothing but padding
+        gradient = learn.flat_gradient(self.task.loss, params)  # zero where a batch is nothing but padding
         start = weights = tree.ravel(params)
         rate = self.outer_lr * self.schedule.factor(home.round)
         purposes = ("inner", "outer", "curvature")  # independent batches: the paper's D, D' and D''
         drawn = [home.epochs(self.epochs, self.batch, purpose) for purpose in purposes]
         for inner, outer, curvature in zip(*drawn, strict=True):
-            adapted = weights - self.inner_lr * slope(weights, inner)
-            direction = slope(adapted, outer)
+            adapted = weights - self.inner_lr * gradient(weights, inner)
+            direction = gradient(adapted, outer)
             if self.variant == "hessian-free":
                 step = self.delta * direction
-                bend = (slope(weights + step, curvature) - slope(weights - step, curvature)) / (2 * self.delta)
+                bend = (gradient(weights + step, curvature) - gradient(weights - step, curvature)) / (2 * self.delta)
                 direction = direction - self.inner_lr * bend
             weights = weights - rate * direction
         return tree.unravel(weights - start, params)

@@ -16,7 +16,7 @@ from ..tree import Tree
 ROWS, EXAMPLES = 2, 2
 
 
-def check(task: Task) -> None:
+def check_task(task: Task) -> None:
     """Train two tiny clients for one step under `vmap`, the way every engine may."""
     for name, layer in task.model.skeleton.named_modules():
         if getattr(layer, "track_running_stats", False):

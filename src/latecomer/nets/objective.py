@@ -22,7 +22,7 @@ class LearnedLoss(Net):
         super().__init__(build)
 
     def value(self, params: Tree, logits: Tensor, real: Tensor) -> Tensor:
-        """Padding adds nothing. At length zero the slope, which does not exist there, is taken as zero."""
+        """Padding adds nothing. At length zero the gradient, which does not exist there, is taken as zero."""
         squares = (self(params, logits).squeeze(-1).square() * real).sum()
         some = squares > 0
         return torch.where(some, torch.where(some, squares, 1.0).sqrt(), 0.0)

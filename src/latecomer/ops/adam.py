@@ -14,7 +14,7 @@ from torch.optim.adam import adam
 
 from . import by_torch
 from .by_torch import branch
-from .lengths import clip_factor, norm
+from .lengths import clip_factor, length
 from .mapping import Number
 
 Moments = tuple[Tensor, Tensor, Tensor]
@@ -44,7 +44,7 @@ def step(
     shrunk = [leaf * factor for leaf, factor in zip(weights, shrinks, strict=True)] if shrink else weights
     direction = torch.cat(gradients) if gradients else torch.zeros(0)
     if clip:
-        direction = direction * clip_factor(norm(direction), clip)
+        direction = direction * clip_factor(length(direction), clip)
     first = first.lerp(direction, 1 - betas[0])
     second = betas[1] * second + (1 - betas[1]) * direction.square()
     after = torch.cat(shrunk) if shrunk else torch.zeros(0)

@@ -11,7 +11,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from .lengths import clip_factor, norm
+from .lengths import clip_factor, length
 from .mapping import Number, transformed
 
 SMALL = 2**15  # numbers of a leaf that is updated together with its neighbours: what it costs alone is the call
@@ -38,7 +38,7 @@ def blocks(
     parts = [[gradient[path].to(leaves[path].dtype).reshape(-1) for path in paths] for paths in together]
     gradients = [torch.cat(some) if len(some) > 1 else some[0].contiguous() for some in parts]
     if clip:
-        factor = clip_factor(norm(*gradients), clip)
+        factor = clip_factor(length(*gradients), clip)
         # on a CPU it costs nothing to see that there is nothing to do; a GPU's host must not wait for a number
         nothing = factor.device.type == "cpu" and bool(factor == 1)
         gradients = gradients if nothing else [part * factor for part in gradients]

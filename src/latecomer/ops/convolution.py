@@ -102,7 +102,7 @@ class _Conv(Rows):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
         if many_channels(weight):
-            return wide_convolution.conv_rows(x, weight, bias, stride, padding)
+            return wide_convolution.wide_conv_rows(x, weight, bias, stride, padding)
         return conv_rows(x, weight, bias, stride, padding)
 
     @staticmethod
@@ -166,7 +166,7 @@ class _Gradients(Rows):
         needs_bias: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         if code is None and many_channels(weight):
-            return wide_convolution.conv_gradient_rows(gradient, x, weight, stride, padding, needs_x, needs_bias)
+            return wide_convolution.wide_conv_gradient_rows(gradient, x, weight, stride, padding, needs_x, needs_bias)
         return conv_gradient_rows(gradient, code, x, weight, stride, padding, needs_x)
 
     @staticmethod

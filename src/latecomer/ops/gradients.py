@@ -10,7 +10,7 @@ from torch import Tensor
 from .mapping import untransformed
 
 
-def gradient(function: Callable[[list[Tensor]], Tensor], at: list[Tensor]) -> list[Tensor]:
+def gradient_of(function: Callable[[list[Tensor]], Tensor], at: list[Tensor]) -> list[Tensor]:
     """The gradient of a number that is a function of several tensors; zero where it does not depend on one."""
     if not untransformed():
         mapped: list[Tensor] = torch.func.grad(function)(at)

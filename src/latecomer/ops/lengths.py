@@ -6,21 +6,21 @@ import torch
 from torch import Tensor
 
 from .mapping import HAS_TRITON, Number
-from .parts import Parts
+from .parts import Joined
 
 BLOCK = 2048  # numbers that one program squares and sums up
 
 
-def norm(*parts: Tensor) -> Tensor:
+def length(*parts: Tensor) -> Tensor:
     """The norm of a vector that comes in parts. It is one number, but no scalar: those cost more under `vmap`."""
     vector = parts[0] if len(parts) == 1 else torch.stack([torch.linalg.vector_norm(part) for part in parts])
     whole: Tensor = torch.linalg.vector_norm(vector, keepdim=True)
     return whole
 
 
-def clip_factor(norm: Tensor, limit: Number) -> Tensor:
-    """What to multiply a gradient of this norm with so that it does not exceed the limit, if that is above 0."""
-    factor = ((norm + 1e-6).reciprocal() * limit).clamp(max=1.0)
+def clip_factor(length: Tensor, limit: Number) -> Tensor:
+    """What to multiply a gradient of this length with so that it does not exceed the limit, if that is above 0."""
+    factor = ((length + 1e-6).reciprocal() * limit).clamp(max=1.0)
     return torch.where(limit > 0, factor, 1.0) if isinstance(limit, Tensor) else factor
 
 
@@ -37,7 +37,7 @@ if HAS_TRITON:
         tl.store(out + row * tl.num_programs(0) + tl.program_id(0), tl.sum(value * value, 0))
 
 
-def sums_of_squares(vectors: Parts) -> Tensor:
+def sums_of_squares(vectors: Joined) -> Tensor:
     """The squares of every row, summed up in blocks: [rows, blocks]."""
     first = vectors.parts[0]
     out = first.new_empty(len(first), triton.cdiv(vectors.size, BLOCK))

@@ -31,7 +31,7 @@ if HAS_TRITON:
         return value
 
 
-class Parts(NamedTuple):
+class Joined(NamedTuple):
     """Matrices whose rows a kernel reads as if they were laid end to end."""
 
     parts: tuple[Tensor, ...]  # [rows, size of the part]
@@ -40,11 +40,11 @@ class Parts(NamedTuple):
     size: int  # of a row of all
 
 
-def end_to_end(parts: Sequence[Tensor]) -> Parts:
+def end_to_end(parts: Sequence[Tensor]) -> Joined:
     """Matrices with as many rows each; too many of them are laid end to end for real."""
     rows = tuple(map(whole_rows, parts if len(parts) <= MOST_PARTS else [torch.cat(list(parts), 1)]))
     starts = tuple(accumulate((part.shape[1] for part in rows), initial=0))
-    return Parts(rows, tuple(part.stride(0) for part in rows), constants(starts), starts[-1])
+    return Joined(rows, tuple(part.stride(0) for part in rows), constants(starts), starts[-1])
 
 
 def constants(numbers: Sequence[int]) -> tuple[Any, ...]:

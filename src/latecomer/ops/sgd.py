@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from . import by_torch
-from .lengths import BLOCK, clip_factor, norm, sums_of_squares
+from .lengths import BLOCK, clip_factor, length, sums_of_squares
 from .mapping import HAS_TRITON, Final, Number, differentiated, for_kernels, untransformed
 from .parts import end_to_end
 from .triton_tools import whole_rows
@@ -57,7 +57,7 @@ def step(
 
     moves = moving[None].to(weights.dtype)
     direction = gradient[0] if len(gradient) == 1 else torch.cat(list(gradient))
-    factor = clip_factor(norm(direction), clip) if used(clip) else None
+    factor = clip_factor(length(direction), clip) if used(clip) else None
     if used(momentum):
         # factors of one number each let be what does not move; choosing by `where` is one more pass over the weights
         kept = velocity * (1 - moves * (1 - _like(momentum, moves)))
@@ -108,7 +108,7 @@ def _like(number: Any, array: Tensor) -> Any:
 def _part_by_part(
     weights: Tensor, gradient: Sequence[Tensor], velocity: Tensor, lr: float, momentum: float, decay: float, clip: float
 ) -> tuple[Tensor, Tensor]:
-    factor, sizes = float(clip_factor(norm(*gradient), clip)) if clip else 1.0, [len(part) for part in gradient]
+    factor, sizes = float(clip_factor(length(*gradient), clip)) if clip else 1.0, [len(part) for part in gradient]
     out, faster = torch.empty_like(weights), torch.empty_like(velocity)
     parts = zip(weights.split(sizes), gradient, out.split(sizes), strict=True)
     if not momentum:

@@ -28,8 +28,8 @@ MANY = 1536  # and the product of both from which on they are the better ones
 FORWARD, BACKWARD = Tile(128, 32, 128, 8, 3), Tile(128, 32, 128, 8, 3)
 FILTERS = Tile(32, 128, 128, 8, 3)  # here, the sum is over places, and terms are what is made
 EXACT = Tile(32, 32, 32, 4, 2)  # at most so much in full float32, which matrix units do not know
-BUSY = 800  # programs that keep a GPU busy; a sum over all places of all images is split into parts to have as many
-MOST_PARTS = 32
+WIDE_BUSY = 800  # programs that keep a GPU busy; sums over all places of all images are split to have as many
+MOST_SUMS = 32  # parts that such a sum is split into
 SIDE = 64  # of the squares that a matrix is transposed by
 CHANNELS = 128  # of a filter that one program lays out
 
@@ -40,23 +40,23 @@ def many_channels(weight: Tensor) -> bool:
     return min(outputs, channels) >= FEWEST and outputs * channels >= MANY
 
 
-def conv_rows(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+def wide_conv_rows(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     sides = x.shape[-2] + 2 * padding[0], x.shape[-1] + 2 * padding[1]
     wanted = places(sides, weight.shape[-2:], stride)
-    return _convolve(channels_last(x), weight, bias, wanted, stride, padding, FORWARD, back=False)
+    return _wide_convolve(channels_last(x), weight, bias, wanted, stride, padding, FORWARD, back=False)
 
 
-def conv_gradient_rows(
+def wide_conv_gradient_rows(
     gradient: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, needs_x: bool, needs_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the images, of the filters, and of the bias; nothing in the place of what nobody needs."""
     error = channels_last(gradient)
-    by_weight = _filters_gradient(channels_last(x), error, weight, stride, padding)
+    by_weight = _wide_filters_gradient(channels_last(x), error, weight, stride, padding)
     by_bias = gradient.sum((1, 3, 4)) if needs_bias else gradient.new_empty(len(gradient), 0)
     if not needs_x:
         return x.new_empty(len(x), 0), by_weight, by_bias
     wanted = (x.shape[-2], x.shape[-1])
-    return _convolve(error, weight, None, wanted, stride, padding, BACKWARD, back=True), by_weight, by_bias
+    return _wide_convolve(error, weight, None, wanted, stride, padding, BACKWARD, back=True), by_weight, by_bias
 
 
 def places(sides: Any, shape: Any, stride: Pair) -> Pair:
@@ -64,7 +64,7 @@ def places(sides: Any, shape: Any, stride: Pair) -> Pair:
     return (sides[0] - shape[0]) // stride[0] + 1, (sides[1] - shape[1]) // stride[1] + 1
 
 
-def _convolve(
+def _wide_convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, wanted: Pair, stride: Pair, padding: Pair, tile: Tile, back: bool
 ) -> Tensor:
     """Of images [rows, size, height, width, pitch], to the size `wanted`."""
@@ -87,7 +87,7 @@ def _convolve(
     return out.permute(0, 1, 4, 2, 3)
 
 
-def _filters_gradient(x: Tensor, gradient: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
+def _wide_filters_gradient(x: Tensor, gradient: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
     nets, size, height, width, depth = x.shape
     outputs, channels, high, wide = weight.shape[1:]
     rows, columns = gradient.shape[2:4]
@@ -96,10 +96,10 @@ def _filters_gradient(x: Tensor, gradient: Tensor, weight: Tensor, stride: Pair,
     steps = triton.cdiv(size * rows * columns, tile.places)
     by_filter = _transpose(gradient.flatten(1, 3), steps * tile.places)
     programs = triton.cdiv(outputs, filters_each) * triton.cdiv(depth * high * wide, terms)
-    each = triton.cdiv(steps, min(MOST_PARTS, steps, triton.cdiv(BUSY, programs * nets)))
+    each = triton.cdiv(steps, min(MOST_SUMS, steps, triton.cdiv(WIDE_BUSY, programs * nets)))
     splits = triton.cdiv(steps, each)
     parts = x.new_empty(nets, splits, outputs, high * wide, depth)
-    _filters_gradient_kernel[(programs, nets, splits)](
+    _wide_filters_gradient_kernel[(programs, nets, splits)](
         x, by_filter, parts, by_filter.stride(0), by_filter.shape[-1], size, each, height, width, depth, outputs, rows,
         columns, high, wide, *stride, *padding, depth % terms == 0, precision(), tile.places, terms, filters_each,
         num_warps=tile.warps, num_stages=tile.stages,
@@ -222,7 +222,7 @@ if HAS_TRITON:
         tl.store(out + at[:, None] + filt[None, :], total, mask=there[:, None] & known[None, :])
 
     @triton.jit(do_not_specialize=["size", "each"])
-    def _filters_gradient_kernel(
+    def _wide_filters_gradient_kernel(
         x, gradient, out, net_stride, gradient_stride, size, each, height: tl.constexpr, width: tl.constexpr,
         channels: tl.constexpr, outputs: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, high: tl.constexpr,
         wide: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, py: tl.constexpr, px: tl.constexpr, even: tl.constexpr,

@@ -19,7 +19,7 @@ from ..data import Federation, federate, load
 from ..engines import describe, make, waking
 from ..errors import DataError, RunError, SettingError, within_memory
 from ..method import Method
-from ..nets.check import check
+from ..nets.check import check_task
 from ..nets.models import Builder, builder, in_size
 from ..nets.net import Net
 from ..settings import complete, dump, parse, settings_of
@@ -130,7 +130,7 @@ def make_task(federation: Federation, model: Builder, budgets: Sequence[str] = (
             f"This model reads sequences of whole numbers from 0 to {examples.classes - 1}, one for each class; "
             f"the examples are {examples.x.dtype} of shape {examples.shape}, or go beyond."
         )
-    check(task)
+    check_task(task)
     return task
 
 

@@ -20,7 +20,7 @@ from ..tree import Tree
 T = TypeVar("T")
 
 
-class _Run:
+class _Server:
     """One run's server code, which can be left at an exchange and gone on with. To that code it is the engine."""
 
     def __init__(self, engine: Engine, work: Callable[[Engine], object]) -> None:
@@ -66,7 +66,7 @@ class Lockstep:
         """Call every work with an engine and return the results; their exchanges are done together, step by step."""
         if len(works) == 1:
             return [works[0](self.engine)]
-        runs = [_Run(self.engine, work) for work in works]
+        runs = [_Server(self.engine, work) for work in works]
         try:
             for run in runs:
                 run.go_on()

@@ -13,7 +13,7 @@ from .. import tree
 from ..clients import Ask
 from ..data.federation import Federation
 from ..engines.memory import Memories
-from ..engines.vector import Vector
+from ..engines.vector import Vector, same_shapes
 from ..method import Method
 from ..settings import settings_of
 from ..task import Home
@@ -53,9 +53,8 @@ class Packed(Vector):
         numbers = [{NUMBERS: self.numbers[ask.run].expand(len(ask.ids), -1)} for ask in asks]
         super().exchange(step, [replace(ask, each=ask.each | own) for ask, own in zip(asks, numbers, strict=True)])
 
-    def _shares_filters(self, ask: Ask) -> bool:
-        """Never: four settings took less time in one map than in four, with small convolutions on a CPU."""
-        return False
+    def _groups(self, asks: Sequence[Ask]) -> list[Sequence[Ask]]:
+        return list(same_shapes(asks))  # four settings took less time in one map than in four, convolutions too
 
     def _work(self, step: str) -> Callable[..., Tree]:
         def work(home: Home, **message: Any) -> Tree:

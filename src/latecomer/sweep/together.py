@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from .. import tree
-from ..checks import check
+from ..checks import check_training
 from ..clients import Engine
 from ..data.federation import Federation
 from ..engines.fitting import budget
@@ -35,8 +35,8 @@ Progress = Callable[[int, dict[str, Any]], None]
 """Called where a run was evaluated, with its place in the list and the metrics."""
 
 COPIES = 4  # of what a server holds: the state, the best one, a gradient, and something to work with
-CPU_BUDGET = 4 * 2**30  # bytes that the servers of one pack may hold on a CPU
-GPU_SHARE = 0.3  # of the free memory, on a GPU; most of the rest is for the clients
+SERVER_BUDGET = 4 * 2**30  # bytes that the servers of one pack may hold on a CPU
+SERVER_SHARE = 0.3  # of the free memory, on a GPU; most of the rest is for the clients
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _run(place: int, given: Given, plan: Mapping[str, Any]) -> _Run:
         )
     asked = parse(Plan, {**plan, **(own[0] if own else {})})
     run = _Run(place, method, several, asked.with_members(method.members))
-    check(run.method, run.federations, run.plan)
+    check_training(run.method, run.federations, run.plan)
     return run
 
 
@@ -147,7 +147,7 @@ def _fastest(method: Method, federations: Sequence[Federation], device: torch.de
 
 def _fitting(run: _Run, device: torch.device) -> int:
     """How many such runs fit beside each other."""
-    return max(1, budget(device, GPU_SHARE, CPU_BUDGET) // max(_bytes(run), 1))
+    return max(1, budget(device, SERVER_SHARE, SERVER_BUDGET) // max(_bytes(run), 1))
 
 
 def _bytes(run: _Run) -> int:

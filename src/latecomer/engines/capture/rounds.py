@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ..vector import Vector
 
 NAME = "a whole round"  # of what is captured
-AHEAD = 64  # rounds whose client rows are sent to the device at a time
-AT_ONCE = 4096  # clients whose rows are, if a round has not more
+ROUNDS_AHEAD = 64  # rounds whose client rows are sent to the device at a time
+CLIENTS_AHEAD = 4096  # clients whose rows are, if a round has not more
 UNROLLED = 8  # chunks in the replay of a whole round, one after the other; more replay one chunk each
 
 
@@ -86,7 +86,7 @@ class WholeRounds:
     def __init__(self, training: Training, engine: Vector, capture: Capture) -> None:
         self.training, self.engine, self.capture = training, engine, capture
         self.possible = True
-        self.ahead = min(AHEAD, max(1, AT_ONCE // training.plan.cohort))
+        self.ahead = min(ROUNDS_AHEAD, max(1, CLIENTS_AHEAD // training.plan.cohort))
         self.prepared: tuple[int, list[Tensor]] = 0, []  # a round, and of every run the client rows from there on
 
     def __call__(self) -> bool:
