@@ -13,6 +13,7 @@ from greenlet import getcurrent
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from latecomer.clients import Ask, Engine
+from latecomer.errors import ProtocolError
 from latecomer.sweep.lockstep import Lockstep
 
 
@@ -185,6 +186,36 @@ def test_whether_gradients_are_recorded_is_everybodys_own_affair() -> None:
     off = ("exchange", False)
     assert seen == [off, ("a", True), ("b", False), off, ("a", False), ("b", False)]
     assert torch.is_grad_enabled()
+
+
+MODES = {
+    "inference": torch.inference_mode,
+    "autocast": partial(torch.autocast, "cpu", dtype=torch.bfloat16),
+    "device": partial(torch.device, "meta"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_servers_modes_reach_neither_clients_nor_other_servers(mode: str) -> None:
+    """They are the thread's, so a server that would wait within one is told."""
+    products: list[torch.Tensor] = []
+
+    def within(engine: Engine) -> None:
+        with MODES[mode]():
+            engine.exchange("fit", [])
+
+    def plain(engine: Engine) -> None:
+        engine.exchange("fit", [])
+        products.append(torch.ones(2, 2, requires_grad=True) @ torch.ones(2, 2))
+
+    lockstep = Lockstep(engine := Counting())
+    with pytest.raises(ProtocolError, match=r"step 'fit' within torch\.inference_mode"):
+        lockstep([plain, within])
+    assert engine.calls == []
+    lockstep([plain, plain])
+    assert all(product.requires_grad and product.dtype == torch.float32 for product in products)
+    with MODES[mode]():  # the caller may be in one
+        assert lockstep([run("a", "fit"), run("b", "fit")]) == ["a", "b"]
 
 
 def test_who_watches_the_caller_sees_the_servers() -> None:

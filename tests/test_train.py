@@ -12,7 +12,7 @@ import torch
 
 import toys
 from console import Command
-from latecomer import train, tree
+from latecomer import federate, train, tree
 from latecomer.clients import Clients
 from latecomer.engines import make
 from latecomer.errors import DataError, SettingError
@@ -326,3 +326,12 @@ def test_latecomers_without_labels_are_refused_where_a_method_needs_them() -> No
     with pytest.raises(DataError, match="FedPer needs a latecomer's labels, but none of the 3 latecomers has any"):
         begin("fedper", members=True, late=False)
     assert "unseen" in begin("fedavg", members=True, late=False), "FedAvg needs none"
+
+
+def test_what_is_no_method_or_no_federation_is_said_in_a_sentence() -> None:
+    method, federation = toys.method("fedavg"), toys.federation()
+    for given in ((method, "digits"), (method, []), ("fedavg", federation), (method, [federation, 3])):
+        with pytest.raises(SettingError, match=f"needs a method and a federation.*{type(given[1]).__name__}"):
+            train.run(*given, rounds=1, cohort=2)
+    with pytest.raises(DataError, match=r"Arrays come as a pair.*got int"):
+        federate(3)  # type: ignore[arg-type]

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch._C import _functorch as functorch  # which transforms are at work: vmap alone tells nobody that it maps
+from torch.overrides import _get_current_function_mode_stack as function_modes  # `with torch.device(...)` is one
 from torch.utils._python_dispatch import TorchDispatchMode  # to see every operation; documented, in a private module
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten  # any nest of arguments as a list, and back
 
 copy_all = torch._foreach_copy_  # one kernel that fills the inputs of a graph
@@ -25,6 +27,8 @@ __all__ = [
     "TorchDispatchMode",
     "TreeSpec",
     "copy_all",
+    "dispatch_modes",
+    "function_modes",
     "functorch",
     "schema",
     "tree_flatten",

@@ -237,8 +237,13 @@ def run(
     """
     from .engines import make
 
-    asked = parse(Plan, plan).with_members(method.members)
     several = [federations] if isinstance(federations, Federation) else list(federations)
+    if not isinstance(method, Method) or not several or not all(isinstance(one, Federation) for one in several):
+        kinds = [type(one).__name__ for one in (method, federations)]
+        raise SettingError(
+            f"A training needs a method and a federation, or several in a list; got {' and '.join(kinds)}."
+        )
+    asked = parse(Plan, plan).with_members(method.members)
     if engine is None or isinstance(engine, str):
         engine = make(engine or "auto", method, several, device)
     training = Training(method, several, engine, asked)

@@ -142,8 +142,9 @@ def load(data: Data) -> Source:
     origin = "the arrays"
     if isinstance(data, Mapping):
         return _source("arrays", {key: np.asarray(array) for key, array in data.items()}, origin)
-    if len(data) != 2:
-        raise DataError(f"Arrays come as a pair, the examples and their labels, or by name in a dict; got {len(data)}.")
+    if not isinstance(data, Sequence) or len(data) != 2:
+        got = len(data) if isinstance(data, Sequence) else type(data).__name__
+        raise DataError(f"Arrays come as a pair, the examples and their labels, or by name in a dict; got {got}.")
     x, y = (np.asarray(array) for array in data)
     if x.shape[:1] != y.shape or not len(y):
         raise DataError(f"There must be examples, and one label for each; x has shape {x.shape}, y {y.shape}.")

@@ -15,6 +15,8 @@ import torch
 from greenlet import getcurrent, greenlet
 
 from ..clients import Ask, Engine
+from ..errors import ProtocolError
+from ..private import dispatch_modes, function_modes
 from ..tree import Tree
 
 T = TypeVar("T")
@@ -27,7 +29,7 @@ class _Server:
         self.engine, self.device = engine, engine.device
         self.waiting: tuple[str, Sequence[Ask]] | None = None  # a step, and who is asked for it
         self.result: object = None
-        self.caller = getcurrent()
+        self.caller, self.modes = getcurrent(), _modes()
         self.server = greenlet(partial(work, self))
 
     def go_on(self) -> None:
@@ -43,6 +45,11 @@ class _Server:
         return self.engine.one_by_one
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
+        if _modes() != self.modes:  # they are the thread's, so clients and other servers would be in them, too
+            raise ProtocolError(
+                f"The server asks for step '{step}' within torch.inference_mode, torch.autocast, torch.device or "
+                "another mode of PyTorch's; a round must leave it before it asks its clients (torch.no_grad may stay)."
+            )
         self.waiting, recorded = (step, asks), torch.is_grad_enabled()
         try:
             self.caller.switch()
@@ -54,6 +61,12 @@ class _Server:
 
     def remember(self, run: int, kept: Tree) -> None:
         self.engine.remember(run, kept)
+
+
+def _modes() -> list[object]:
+    """What PyTorch is told for the whole thread, but for whether gradients are recorded."""
+    autocast = [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")]
+    return [torch.is_inference_mode_enabled(), *autocast, *map(id, function_modes()), *map(id, dispatch_modes())]
 
 
 class Lockstep:

@@ -40,7 +40,7 @@ class Graphs(Capture):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # a step may only tell what a client remembers
             try:
-                # runs in lockstep have threads of their own
+                # other threads of the program may use the GPU meanwhile
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"), Steadily(captured=True):
                     outputs, form = tree_flatten(function(*tree_unflatten(inputs, shape)))
             except RuntimeError as error:  # of something that no operation shows, a tensor made of a number, say
