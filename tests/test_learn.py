@@ -12,9 +12,8 @@ from torch.func import grad_and_value, vmap
 
 import toys
 from latecomer import learn, tree
-from latecomer.ops import sgd
+from latecomer.ops import lengths, sgd
 from latecomer.ops.cross_entropy import cross_entropy
-from latecomer.ops.lengths import clip_factor, norm
 from latecomer.task import Batch
 from latecomer.tree import Tree
 
@@ -175,7 +174,7 @@ def test_cross_entropy_of_a_single_example_can_be_mapped() -> None:
 @pytest.mark.parametrize("length", [0.0, 1e-12, 0.5, 2.0, 1e6])
 def test_clipping_never_lengthens_and_never_exceeds(length: float) -> None:
     vector = torch.tensor([0.6, 0.8], dtype=torch.float64) * length
-    factor = float(clip_factor(norm(vector), 1.0))
+    factor = float(lengths.clip_factor(lengths.length(vector), 1.0))
     assert 0 < factor <= 1
     assert factor * length <= 1.0
     assert factor == pytest.approx(1.0 if length <= 0.5 else 1 / length, rel=1e-5)
