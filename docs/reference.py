@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import latecomer
+from latecomer import data
 
 BESIDE = ("data", "errors", "learn", "methods", "nets.models", "runs.host", "runs.run", "settings")
 """What is public beside the door: where examples and documentation send people."""
@@ -15,8 +16,9 @@ BESIDE = ("data", "errors", "learn", "methods", "nets.models", "runs.host", "run
 def main(folder: Path) -> None:
     import pdoc  # here, because a test reads the list above where there is no pdoc
 
-    for name in latecomer.__all__:  # they load when first used, and pdoc looks only at what is loaded
-        setattr(latecomer, name, getattr(latecomer, name))
+    for door in (latecomer, data):  # names load when first used, and pdoc looks only at what is loaded
+        for name in door.__all__:
+            setattr(door, name, getattr(door, name))
     warnings.filterwarnings("error", ".*does not resolve")  # a public name that leads nowhere
     pdoc.render.configure(docformat="markdown", footer_text=f"latecomer {latecomer.__version__}", search=True)
     pdoc.pdoc("latecomer", *(f"latecomer.{name}" for name in BESIDE), output_directory=folder)
