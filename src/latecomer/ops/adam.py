@@ -6,7 +6,6 @@ The rule stands below the condition in `step`. In its place comes, where nobody 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +34,20 @@ def step(
     first word of a path) with before the step.
     """
     if by_torch.fits(leaves):
-        return _by_torch(leaves, gradient, moments, lr, betas, epsilon, clip, shrink)
+        joined = torch.cat([leaf.reshape(-1) for leaf in leaves.values()])
+        first, second = moments[0].clone(), moments[1].clone()
+        branches, sizes, blocks = by_torch.blocks(leaves, gradient, clip)
+        parts = list(joined.split(sizes))
+        if shrink:
+            for name, part in zip(branches, parts, strict=True):
+                part.mul_(shrink[name])
+        counts = [moments[2].clone() for _ in parts]
+        adam(
+            parts, blocks, list(first.split(sizes)), list(second.split(sizes)), [], counts, fused=True,
+            lr=lr, beta1=betas[0], beta2=betas[1], eps=epsilon, weight_decay=0.0, amsgrad=False, maximize=False,
+        )  # fmt: skip
+        return joined, (first, second, counts[0])
+
     first, second, count = moments[0], moments[1], moments[2] + 1
     rate, correction = lr / (1 - betas[0] ** count), 1 - betas[1] ** count  # both means begin at zero, and are biased
     weights = [leaf.reshape(-1) for leaf in leaves.values()]
@@ -49,28 +61,3 @@ def step(
     second = betas[1] * second + (1 - betas[1]) * direction.square()
     after = torch.cat(shrunk) if shrunk else torch.zeros(0)
     return after - rate * first / ((second / correction).sqrt() + epsilon), (first, second, count)
-
-
-def _by_torch(
-    leaves: Mapping[str, Tensor],
-    gradient: Mapping[str, Tensor],
-    moments: Moments,
-    lr: Any,
-    betas: tuple[float, float],
-    epsilon: float,
-    clip: float,
-    shrink: Mapping[str, float] | None,
-) -> tuple[Tensor, Moments]:
-    weights = torch.cat([leaf.reshape(-1) for leaf in leaves.values()])
-    first, second = moments[0].clone(), moments[1].clone()
-    branches, sizes, gradients = by_torch.blocks(leaves, gradient, clip)
-    parts = list(weights.split(sizes))
-    if shrink:
-        for name, part in zip(branches, parts, strict=True):
-            part.mul_(shrink[name])
-    counts = [moments[2].clone() for _ in parts]
-    adam(
-        parts, gradients, list(first.split(sizes)), list(second.split(sizes)), [], counts, fused=True, lr=lr,
-        beta1=betas[0], beta2=betas[1], eps=epsilon, weight_decay=0.0, amsgrad=False, maximize=False,
-    )  # fmt: skip
-    return weights, (first, second, counts[0])
