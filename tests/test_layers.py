@@ -37,6 +37,9 @@ PLACES: dict[str, str] = {
     "dp_accounting": "privacy",
     "faiss": "ops.search",
     "rich": "cli",
+    "onnx": "handover",
+    "onnxscript": "handover",
+    "onnxruntime": "handover",
 }
 
 # What asks for a device or for a transform: tokens, so that comments and strings may speak of them.
