@@ -125,8 +125,8 @@ class Bundle:
         padded = torch.cat([rows, rows[-1:].expand(-count % TOGETHER, -1)])
         with torch.no_grad():
             leaves = tree.flatten(self._models(padded))
-            made = torch.cat([leaves[name].flatten(1) for name in self.layout.leaves], 1)
-        return _numpy(made[:count])
+            made = torch.cat([leaves[name][:count].flatten(1) for name in self.layout.leaves], 1)
+        return _numpy(made)
 
     def _models(self, rows: Tensor) -> Tree:
         """One model a row."""
