@@ -161,16 +161,18 @@ class Federation:
         counts[1:] = known[self.train.index.long()].cumsum(0)
         return counts[self.train.start].diff() * self.labelled
 
-    def behind(self, members: int) -> Federation:
-        """The same clients, all of them latecomers, after so many members of whom there is nothing here."""
+    def behind(self, members: int, first: int = 0) -> Federation:
+        """The clients from `first` on, all of them latecomers, after so many members of whom there is nothing here."""
         ahead = torch.zeros(members, dtype=torch.int64)
 
         def after(rows: Rows) -> Rows:
-            return Rows(rows.index, torch.cat([ahead, rows.start]))
+            begin = int(rows.start[first])
+            return Rows(rows.index[begin:], torch.cat([ahead, rows.start[first:] - begin]))
 
         def column(values: Tensor) -> Tensor:
-            return torch.cat([ahead.to(values.dtype), values])
+            return torch.cat([ahead.to(values.dtype), values[first:]])
 
+        names = None if self.names is None else np.concatenate([np.full(members, "", object), self.names[first:]])
         return replace(
             self,
             train=after(self.train),
@@ -181,7 +183,7 @@ class Federation:
             rotation=column(self.rotation),
             budget=column(self.budget),
             validators=0,
-            names=None if self.names is None else np.concatenate([np.full(members, "", object), self.names]),
+            names=names,
         )
 
     def held_out(self, clients: int) -> bool:

@@ -24,7 +24,7 @@ from ..method import Method
 from ..runs.files import digest
 from ..tree import Tree
 from . import recipe
-from .card import card
+from .card import card, score
 
 FORMAT = 1
 AT_ONCE = 1024  # examples that are predicted together
@@ -65,7 +65,11 @@ class Personal:
         """What config.json says of it."""
         return {"format": FORMAT, "latecomer": __version__, **self.facts, "recipe": dict(self.recipe)}
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
+    def summary(self) -> str:
+        """In one line: what it was made of, and how well it does."""
+        return f"a model of {self.facts['examples']} examples; {score(self.facts['held_out'])}"
+
+    def save(self, folder: str | os.PathLike[str], onnx: bool = True) -> Path:
         """A folder with config.json, model.safetensors and README.md; it appears whole or not at all."""
         place = Path(folder)
         if os.path.lexists(place):
