@@ -88,6 +88,11 @@ class Method(ABC):
     opening: ClassVar[Mapping[str, str]] = {}
     """A setting that counts the rounds before the method proper begins, and what a training is that ends in them."""
 
+    @classmethod
+    def sizes(cls, own: Mapping[str, Any], clients: int) -> dict[str, int]:
+        """Of the method's own settings those that follow from the number of clients where they are 0."""
+        return {}
+
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.lr_schedule != "constant" and not self.rounds:
@@ -121,6 +126,13 @@ class Method(ABC):
     @abstractmethod
     def init(self, generator: Generator) -> Tree:
         """The server's state before the first round."""
+
+    def carry_over(self, state: Tree, fresh: Tree, origin: Tensor) -> Tree:
+        """An earlier training's state, to go on with; for servers that keep something of each member's, in rows.
+
+        Member k was member `origin[k]` there, or is new (-1). `fresh` is what `init` gives for the members of now.
+        """
+        return state
 
     @abstractmethod
     def round(self, state: Tree, clients: Clients) -> Tree:

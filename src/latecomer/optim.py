@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -65,6 +65,18 @@ class Parts:
             after, memory = self.rules[name].step(before, direction, state.get(name, {}))
             params, state = params | after, state | {name: memory}
         return params, state
+
+
+def carried(state: Tree, params: Tree, rows: Callable[[Tensor], Tensor], tables: Collection[str]) -> Tree:
+    """An optimiser's state where, of its weights, some tables have other rows: those of its moments go with them."""
+
+    def one(leaf: Tensor) -> Tensor:
+        if not leaf.ndim:  # a count of steps
+            return leaf
+        moments = tree.unravel(leaf, params)
+        return tree.ravel(moments | tree.map(rows, tree.pick(moments, tables)))
+
+    return tree.map(one, state)
 
 
 def parts(

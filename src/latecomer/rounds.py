@@ -66,6 +66,12 @@ def keep(home: Home, **trained: Any) -> None:
     home.memory = {**trained, "met": torch.ones_like(home.memory["met"])}
 
 
+def rows_of(origin: Tensor, table: Tensor, new: Tensor | float = 0.0) -> Tensor:
+    """On the server: a table for other members than before; row k is row `origin[k]`, or `new` where that is -1."""
+    rows = table[origin.clamp(min=0)]
+    return torch.where(tree.align(origin >= 0, rows), rows, torch.as_tensor(new, dtype=rows.dtype))
+
+
 # on the client: a common body, a head of one's own
 
 

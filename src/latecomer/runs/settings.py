@@ -23,6 +23,9 @@ class Subject:
         "auto", "client model; `latecomer list models` names them; auto: lenet, mlp below 16 pixels, lstm for text"
     )
     start: str = setting("", "run folder whose model, one for all clients, the training begins with")
+    continue_from: str = setting(
+        "", "run folder whose training goes on here, with its settings where none are given; clients may be added"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
