@@ -76,7 +76,7 @@ class Earlier:
         if name != self.method:
             raise SettingError(
                 f"The run in {self.path} is one of {self.method}, which {name} cannot continue; "
-                f"say latecomer run {self.method}, or use --start."
+                f"say latecomer run {self.method}."
             )
         general = {key: value for key, value in self.settings.items() if key not in ITS_OWN}
         general["device"] = at_hand(str(general.get("device", "auto")))
@@ -88,6 +88,8 @@ class Earlier:
         tensors, facts = self.checkpoint
         self._check(training)
         notes: list[str] = []
+        if (course := training.methods[0].lr_schedule) != "constant":
+            notes = [f"The {course} schedule is one of {training.plan.rounds} rounds, {facts['round']} of them over."]
         for run, federation in enumerate(training.federations):
             part = tensors[str(run)]
             origin = self._origin(federation, facts["names"][run], len(part["data"]))
