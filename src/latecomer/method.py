@@ -74,7 +74,7 @@ class Method(ABC):
     """
 
     task: Task
-    clients: int  # all clients there will ever be, latecomers included
+    clients: int  # as many as sizes are made for: all there are, latecomers included, unless a run says otherwise
     members: int  # those that train; their ids are 0 .. members-1
     lr_schedule: Course = "constant"  # of all learning rates in training, on clients and on the server
     rounds: int = 0  # of training, which a schedule has to know
@@ -87,11 +87,6 @@ class Method(ABC):
     """Whether clients can have models of different sizes, each as its budget allows."""
     opening: ClassVar[Mapping[str, str]] = {}
     """A setting that counts the rounds before the method proper begins, and what a training is that ends in them."""
-
-    @classmethod
-    def sizes(cls, own: Mapping[str, Any], clients: int) -> dict[str, int]:
-        """Of the method's own settings those that follow from the number of clients where they are 0."""
-        return {}
 
     def __post_init__(self) -> None:
         check_ranges(self)

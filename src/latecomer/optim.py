@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -67,16 +67,14 @@ class Parts:
         return params, state
 
 
-def carried(state: Tree, params: Tree, rows: Callable[[Tensor], Tensor], tables: Collection[str]) -> Tree:
-    """An optimiser's state where, of its weights, some tables have other rows: those of its moments go with them."""
-
-    def one(leaf: Tensor) -> Tensor:
-        if not leaf.ndim:  # a count of steps
-            return leaf
-        moments = tree.unravel(leaf, params)
-        return tree.ravel(moments | tree.map(rows, tree.pick(moments, tables)))
-
-    return tree.map(one, state)
+def carried(rule: SGD | Adam | Parts, state: Tree, params: Tree, change: Callable[[Tree], Tree]) -> Tree:
+    """An optimiser's state after a `change` of rows in its weights: its moments, which have their shape, go along."""
+    if isinstance(rule, Parts):
+        return {name: carried(rule.rules[name], part, {name: params[name]}, change) for name, part in state.items()}
+    return tree.map(
+        lambda leaf: tree.ravel(change(tree.unravel(leaf, params))) if leaf.ndim else leaf,  # or it counts steps
+        state,
+    )
 
 
 def parts(

@@ -3,10 +3,8 @@
 Amosy, Eyal, Chechik, WACV 2024. The encoder travels down, the descriptor back, the model down; no label is needed.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -55,12 +53,8 @@ class ODPFLHN(TrainsByPasses):
     optimiser: optim.Parts = made()
     noise: float = made()
 
-    @classmethod
-    def sizes(cls, own: Mapping[str, Any], clients: int) -> dict[str, int]:
-        return {"descriptor": own["descriptor"] or max(2, clients // 4)}
-
     def build(self) -> None:
-        size = self.sizes(vars(self), self.clients)["descriptor"]
+        size = self.descriptor or max(2, self.clients // 4)
         phi, psi = sets.features(self.encoder, self.task, self.width), sets.layers(self.width, size, self.after)
         describer = sets.SetEncoder(phi, psi, self.pool, self.bound)
         self.set(describer=describer, hyper=Hypernetwork(size, self.task.model.shapes, self.hidden, self.depth))
@@ -113,15 +107,7 @@ class ODPFLHN(TrainsByPasses):
         return {"ids": torch.arange(self.members), "learned": learned, "optimiser": self.optimiser.init(learned)}
 
     def carry_over(self, state: Tree, fresh: Tree, origin: Tensor) -> Tree:
-        """The table of two phases grows: new members begin at the mean of the others, and at rest."""
-        learned, optimiser = state["learned"], state["optimiser"]
-        if self.training == "two-phases":
-            table = learned["embedding"]
-            rows = partial(rounds.rows_of, origin)
-            moments = optim.carried(optimiser["embedding"], {"embedding": table}, rows, ["embedding"])
-            learned = learned | {"embedding": rows(table, table.mean(0))}
-            optimiser = optimiser | {"embedding": moments}
-        return fresh | {"learned": learned, "optimiser": optimiser}
+        return rounds.embeddings_of(origin, self.optimiser, state, fresh)
 
     def round(self, state: Tree, clients: Clients) -> Tree:
         first = self.training == "two-phases" and clients.round < self.first_phase

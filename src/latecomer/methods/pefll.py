@@ -4,9 +4,8 @@ Scott, Zakerinia, Lampert, ICLR 2024, Algorithms 1 and 2. The embedding network 
 back, the personal model down. The hypernetwork never leaves the server, and a latecomer needs no training at all.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -52,16 +51,12 @@ class PeFLL(Method):
     hyper: Hypernetwork = made()
     optimiser: optim.Adam = made()
 
-    @classmethod
-    def sizes(cls, own: Mapping[str, Any], clients: int) -> dict[str, int]:
-        return {"descriptor": own["descriptor"] or max(2, 1 + clients // 4)}
-
     def build(self) -> None:
         if self.descriptor == 1:  # a descriptor's standard deviation is what standardises it
             raise SettingError(
                 "--descriptor must be at least 2, or 0 for 1 + a quarter of the number of clients; got 1."
             )
-        size = self.sizes(vars(self), self.clients)["descriptor"]
+        size = self.descriptor or max(2, 1 + self.clients // 4)
         shape, classes = self.task.shape, self.task.classes
         describer = ExampleAndLabel(shape, classes, size) if self.embed == "example" else LabelOnly(classes, size)
         depth = {"code": 3, "paper": 1}[self.hypernetwork] if self.depth < 0 else self.depth

@@ -6,14 +6,13 @@ and the server moves hypernetwork and embedding along it. The hypernetwork never
 With `--budgets` (section 5.2) the hypernetwork emits models of several sizes, and a client gets the one it can afford.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from .. import learn, optim, rounds, tree
+from .. import learn, rounds, tree
 from ..errors import SettingError
 from ..method import Clients, Generator, Home, Sending, Tensor, TrainsBySteps, Tree, asked_in, made, setting
 from ..nets.hyper import Hypernetwork
@@ -44,15 +43,11 @@ class PFedHN(TrainsBySteps):
     hyper: Hypernetwork = made()
     optimiser: learn.SGD = made()
 
-    @classmethod
-    def sizes(cls, own: Mapping[str, Any], clients: int) -> dict[str, int]:
-        return {"embedding": own["embedding"] or 1 + clients // 4} if own["representation"] == "learned" else {}
-
     def build(self) -> None:
         fixed, head = self.representation == "class-shares", self.task.head if self.personal_head else ()
         if fixed and self.embedding not in (0, self.task.classes):
             raise SettingError(f"--embedding is {self.task.classes} with class shares, one a class; leave it out.")
-        width = self.task.classes if fixed else self.sizes(vars(self), self.clients)["embedding"]
+        width = self.task.classes if fixed else self.embedding or 1 + self.clients // 4
         hyper = Hypernetwork(width, self.task.target(without=head), self.hidden, self.depth, self.spectral)
         optimiser = learn.SGD(self.server_lr, self.server_momentum, self.server_decay, self.clip, self.schedule)
         self.set(fixed=fixed, head=head, hyper=hyper, optimiser=optimiser)
@@ -100,14 +95,9 @@ class PFedHN(TrainsBySteps):
         return state
 
     def carry_over(self, state: Tree, fresh: Tree, origin: Tensor) -> Tree:
-        """The table grows: new members begin where latecomers do, and at rest."""
-        learned, optimiser = state["learned"], state["optimiser"]
-        if not self.fixed:
-            table = learned["embedding"]
-            start = fresh["learned"]["embedding"] if self.novel_start == "random" else table.mean(0)
-            optimiser = optim.carried(optimiser, learned, partial(rounds.rows_of, origin), ["embedding"])
-            learned = learned | {"embedding": rounds.rows_of(origin, table, start)}
-        return fresh | {"learned": learned, "optimiser": optimiser}
+        """The table grows: new members begin where latecomers do."""
+        start = fresh["learned"]["embedding"] if "novel" in fresh else None
+        return rounds.embeddings_of(origin, self.optimiser, state, fresh, start)
 
     def round(self, state: Tree, clients: Clients) -> Tree:
         groups = self.meet(clients)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import methods, tree
+from .. import tree
 from ..data import Federation
 from ..engines import at_hand
 from ..errors import RunError, SettingError
@@ -69,10 +69,7 @@ class Earlier:
         return found
 
     def inherit(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a run that goes on from here with a method: those given, else those of this run.
-
-        Sizes that followed from the number of clients stay what they were.
-        """
+        """The settings of a run that goes on from here with a method: those given, else those of this run."""
         if name != self.method:
             raise SettingError(
                 f"The run in {self.path} is one of {self.method}, which {name} cannot continue; "
@@ -80,8 +77,8 @@ class Earlier:
             )
         general = {key: value for key, value in self.settings.items() if key not in ITS_OWN}
         general["device"] = at_hand(str(general.get("device", "auto")))
-        _, facts = self.checkpoint
-        return {**general, **self.own, **methods.get(name).sizes(self.own, facts["clients"]), **given}
+        sizes = {"sized_for": general.get("sized_for") or self.checkpoint[1]["clients"]}  # they stay what they were
+        return {**general, **self.own, **sizes, **given}
 
     def go_on(self, training: Training) -> None:
         """Give a new training what this run came to."""
@@ -137,9 +134,7 @@ class Earlier:
         """State, memories and what was spent, each row with the client that it belongs to."""
         method, federation, device = training.methods[run], training.federations[run], training.engine.device
         facts, state = self.checkpoint[1], part.get("state", {})
-        sizes: dict[str, Any] = method.sizes(vars(method), method.clients)
-        then = dataclasses.replace(method, clients=facts["clients"], members=facts["members"], **sizes)
-        self._check_shapes(state, then.init(_generator(federation)))
+        self._check_shapes(state, dataclasses.replace(method, members=facts["members"]).init(_generator(federation)))
         known = origin[: federation.members]
         known = torch.where(known < facts["members"], known, -1)  # who was no member has no row
         fresh = method.init(_generator(federation))

@@ -119,7 +119,7 @@ class Experiment:
         training: dict[str, Any] = {}
         if s.rounds:  # else there is only a model from elsewhere to score
             training = {"rounds": s.rounds, "lr_schedule": s.lr_schedule}
-        return kind(task=task, clients=len(first), members=first.members, **training, **self.own)
+        return kind(task=task, clients=s.sized_for or len(first), members=first.members, **training, **self.own)
 
 
 def make_task(federation: Federation, model: Builder, budgets: Sequence[str] = ()) -> Task:

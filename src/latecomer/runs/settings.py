@@ -26,6 +26,9 @@ class Subject:
     continue_from: str = setting(
         "", "run folder whose training goes on here, with its settings where none are given; clients may be added"
     )
+    sized_for: int = setting(
+        0, "number of clients that sizes which follow from it, of descriptors say, are made for; 0: as there are", low=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
