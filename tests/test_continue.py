@@ -79,6 +79,17 @@ def test_the_table_of_pfedhn_grows(tmp_path: Path) -> None:
     assert content(a) == before, "it is left alone"
 
 
+def test_latecomers_join_and_everybody_keeps_their_examples(tmp_path: Path) -> None:
+    a = train(tmp_path, "a", "pfedhn", rounds=1)
+    training = begin(tmp_path, "b", "pfedhn", continue_from=a, rounds=2, unseen=0).training
+    (old,) = Folder.open(a).peek().values()
+    assert training.federations[0].members == len(old["data"]) == 8
+    assert training.federations[0].fingerprints.equal(old["data"])
+    assert len(old["data"].unique()) == 8
+    assert not [note for note in training.notes if str(a) in note]
+    assert training.states[0]["learned"]["embedding"][:6].equal(old["state"]["learned"]["embedding"])
+
+
 def test_new_embeddings_may_be_drawn(tmp_path: Path) -> None:
     a = train(tmp_path, "a", "pfedhn", rounds=1, novel_start="random")
     (state,) = begin(tmp_path, "b", "pfedhn", continue_from=a, rounds=2, clients=16).training.states
@@ -90,6 +101,8 @@ def test_new_embeddings_may_be_drawn(tmp_path: Path) -> None:
 def test_with_nobody_added_it_is_as_if_never_stopped(kind: str, tmp_path: Path) -> None:
     method, own = toys.VARIANTS.get(kind, (kind, {}))
     values = {**own, "seeds": 2, "silence": 0.1}
+    if kind == "pefll":
+        values |= {"silence": 0, "graphs": True}  # whole rounds are replayed
     whole = train(tmp_path, "whole", method, rounds=4, **values)
     part = train(tmp_path, "part", method, rounds=2, **values)
     run = begin(tmp_path, "rest", method, continue_from=part, rounds=4)
