@@ -189,6 +189,17 @@ def test_clients_with_names_are_known_by_them(tmp_path: Path) -> None:
     assert run.go() is not None
 
 
+def test_all_may_have_left(tmp_path: Path) -> None:
+    data = write(tmp_path / "mine.npz", list("abc"))
+    a = train(tmp_path, "a", "fedper", rounds=1, data=data, partition="natural", clients=0, unseen=0, cohort=2)
+    write(tmp_path / "mine.npz", list("xyz"))
+    run = begin(tmp_path, "b", "fedper", continue_from=a, rounds=2)
+    assert run.training.engine.memories(0) == {}
+    assert f"3 of the 3 members of {a} are not here" in " ".join(run.training.notes)
+    assert toys.same(run.training.states[0], Folder.open(a).peek()["0"]["state"])
+    assert run.go() is not None
+
+
 def test_who_was_trained_cannot_come_late(tmp_path: Path, command: Command) -> None:
     data = write(tmp_path / "mine.npz", list("abcdef"))
     a = train(tmp_path, "a", "fedavg", rounds=1, data=data, partition="natural", clients=0, unseen=0)

@@ -145,7 +145,8 @@ class Earlier:
             place = torch.full((len(part["data"]),), -1)
             place[origin[origin >= 0]] = (origin >= 0).nonzero()[:, 0]
             here = place[ids] >= 0
-            training.engine.remember(run, tree.to({"ids": place[ids][here], "rows": tree.row(rows, here)}, device))
+            if here.any():
+                training.engine.remember(run, tree.to({"ids": place[ids][here], "rows": tree.row(rows, here)}, device))
         if "released" in part:
             spent = tree.pick(part["released"], ["answers", "loss"])
             training.tally.restore(run, part["released"] | tree.map(partial(rows_of, origin), spent))
