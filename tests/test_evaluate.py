@@ -34,8 +34,11 @@ class Ranks(toys.Idle):
         broken = torch.isin(clients.ids, torch.tensor(self.broken, dtype=torch.long))
         return Sending(each={"scale": torch.where(broken, torch.nan, 1.0)})
 
-    def predict(self, home: Home, x: Tensor, *, scale: Tensor) -> Tensor:  # type: ignore[override]
-        return scale * -torch.arange(10.0).expand(len(x), -1)
+    def model(self, home: Home, *, scale: Tensor) -> Tree:  # type: ignore[override]
+        return {"scale": scale}
+
+    def logits(self, model: Tree, x: Tensor) -> Tensor:
+        return model["scale"] * -torch.arange(10.0).expand(len(x), -1)
 
     def report(self, home: Home, **sent: Tree) -> Tree:
         return {"largest": home.counts(10).max()}

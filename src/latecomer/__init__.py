@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .data import Federation, federate
     from .engines import make as make_engine
     from .errors import LatecomerError
+    from .handover.personal import Personal
+    from .handover.trained import Trained, load
     from .method import Method, asked_in, made
     from .replies import Replies
     from .runs.experiment import Experiment, make_task
@@ -32,12 +34,15 @@ _WHERE = {
     "Home": "task",
     "LatecomerError": "errors",
     "Method": "method",
+    "Personal": "handover.personal",
     "Replies": "replies",
     "Sending": "clients",
     "Task": "task",
+    "Trained": "handover.trained",
     "Tree": "tree",
     "asked_in": "method",
     "federate": "data",
+    "load": "handover.trained",
     "made": "method",
     "make_engine": "engines:make",
     "make_task": "runs.experiment",
@@ -55,13 +60,16 @@ __all__ = [
     "Home",
     "LatecomerError",
     "Method",
+    "Personal",
     "Replies",
     "Sending",
     "Task",
+    "Trained",
     "Tree",
     "__version__",
     "asked_in",
     "federate",
+    "load",
     "made",
     "make_engine",
     "make_task",

@@ -4,7 +4,8 @@ A method is one file in `methods/`, and one class in it:
 
 - its settings, fields made by `setting(...)`; a mixin from below brings those that many methods have, and nothing else;
 - `build`, where it needs networks: fields declared by `made()`, set from the settings;
-- on the client: its steps, each declared by `@asked_in(...)`, `predict`, and `memory` where a client keeps something;
+- on the client: its steps, each declared by `@asked_in(...)`, its own `model`, which predicts by `logits`, and `memory`
+  where a client keeps something;
 - on the server: `init`, `round` and `personalise`. What several of them do is a function in `rounds.py`.
 
 All names that stand in their signatures can be imported from here.
@@ -138,8 +139,16 @@ class Method(ABC):
         """What to send so that these clients, members or latecomers, can `predict`; in parts where shapes differ."""
 
     @abstractmethod
+    def model(self, home: Home, **sent: Tree) -> Tree:
+        """On the client: its own model, from what `personalise` sent. It predicts with this and nothing else."""
+
+    def logits(self, model: Tree, x: Tensor) -> Tensor:
+        """What a client's own model says of examples: a row each, a column for every class."""
+        return self.task.logits(model, x)
+
     def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:
         """On the client: logits for `x`, from what `personalise` sent."""
+        return self.logits(self.model(home, **sent), x)
 
     def predict_held_out(self, home: Home, split: str, x: Tensor, **sent: Tree) -> Tensor:
         """On the client: logits for its examples of a held-out split, where the model may know those of the other."""

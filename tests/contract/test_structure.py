@@ -49,7 +49,7 @@ def test_a_method_imports_no_other(name: str) -> None:
 
 def test_a_method_shows_its_own_algorithm(name: str) -> None:
     kind = methods.get(name)
-    for part in ("init", "round", "personalise", "predict"):
+    for part in ("init", "round", "personalise", "model"):
         assert vars(kind)[part].__module__ == kind.__module__, f"{part} is shown, not inherited"
     for step in set(steps(kind)) - {"score"}:
         assert phases_of(kind, step) == getattr(vars(kind)[step], MARK), f"{step} is declared in the method's own class"

@@ -92,7 +92,7 @@ def test_validation_data_choose_the_blend() -> None:
     likely = 1 / (1 + np.exp(3.6))
     for blends, wanted in (((0.0, 0.3, 0.5), 0.5), ((0.0, 0.5, 1.0), 1.0), ((1.0, 0.5, 0.0), 1.0)):
         method = build(neighbours=(1,), blends=blends)
-        _, blend, _ = method.choose(home(0), WRONG)
+        blend = method.chosen(home(0), WRONG, joined=False)["blend"]
         assert blend.item() == wanted
         found = method.predict(home(0), tensor([[0.2]]), params=WRONG)[0].exp().numpy()
         assert found == pytest.approx([wanted + (1 - wanted) * likely, (1 - wanted) * (1 - likely)], abs=1e-9)
@@ -126,7 +126,7 @@ def test_validation_data_choose_k_and_sigma() -> None:
     )
     method = build(neighbours=(1, 3), sigma=(0.01, 10.0), blends=(1.0,))
     mine = home(0, clients)
-    _, _, kind = method.choose(mine, WRONG)
+    kind = method.chosen(mine, WRONG, joined=False)["kind"]
     assert kind.tolist() == [3]
     weight = np.exp(-np.array([0.05, 0.25, 0.35]) / 10)
     found = method.predict_held_out(mine, "val", tensor([[0.05]]), params=WRONG)[0].exp().numpy()

@@ -172,7 +172,7 @@ def test_probabilities_of_classes(of_log: bool) -> None:
     mine = three_classes()
     tree = GPTree(KERNEL, 3, steps=2, of_log=of_log)
     assert [level.right.tolist() for level in tree.grow(mine)] == [[False, False, True], [False, True, False]]
-    found = tree.log_probability(mine, tensor(NEW), 3, noise).exp().numpy()
+    found = tree.log_probability(tree.fit(mine, 3, noise), tensor(NEW)).exp().numpy()
     z = mine.z.numpy()
     first, second = (
         node.left(z, node.draw(z, lambda level: drawn(level, 3, 2, 6)), NEW, of_log) for node in (ROOT, BELOW)
@@ -187,7 +187,7 @@ def test_padding_changes_nothing() -> None:
     longer = Labelled(torch.cat([mine.z, torch.ones(3, 2)]), torch.cat([mine.y, torch.arange(3)]), torch.arange(9) < 5)
     source = home(0).noise
     for loss in (
-        lambda mine: TREE.log_probability(mine, tensor(NEW), 3, source),
+        lambda mine: TREE.log_probability(TREE.fit(mine, 3, source), tensor(NEW)),
         lambda mine: TREE.predictive_loss(mine, 0.5, 3, source),
         lambda mine: TREE.marginal_loss(mine, 3, source),
     ):
@@ -196,13 +196,15 @@ def test_padding_changes_nothing() -> None:
 
 def test_a_class_that_a_client_lacks_is_out_of_the_question() -> None:
     mine = Labelled(tensor(POINTS), torch.tensor([0, 2, 0, 2, 2, 0]), torch.ones(6, dtype=torch.bool))
-    found = TREE.log_probability(mine, tensor(NEW), 3, noise).exp()
+    found = TREE.log_probability(TREE.fit(mine, 3, noise), tensor(NEW)).exp()
     assert found[:, 1].tolist() == pytest.approx([1e-12] * 2)
     assert (found[:, 0] + found[:, 2]).tolist() == pytest.approx([1, 1])
     alone = Labelled(mine.z, mine.y, torch.tensor([True, False, True, False, False, False]))
-    assert TREE.log_probability(alone, tensor(NEW), 3, noise).exp()[:, 0].tolist() == [1, 1]
+    assert TREE.log_probability(TREE.fit(alone, 3, noise), tensor(NEW)).exp()[:, 0].tolist() == [1, 1]
     nobody = Labelled(mine.z, mine.y, torch.zeros(6, dtype=torch.bool))
-    assert TREE.log_probability(nobody, tensor(NEW), 3, noise).exp().flatten().tolist() == pytest.approx([1e-12] * 6)
+    assert TREE.log_probability(TREE.fit(nobody, 3, noise), tensor(NEW)).exp().flatten().tolist() == pytest.approx(
+        [1e-12] * 6
+    )
 
 
 def test_holding_out_a_share_of_every_class() -> None:

@@ -72,7 +72,8 @@ def read_file(path: str) -> dict[str, Any]:
         raise SettingError(f"--settings {path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise SettingError(f"--settings {path} is not TOML: {error}.") from error
-    values.pop("about", None)
+    for table in ("about", "task"):
+        values.pop(table, None)
     tables = [values.pop(key) for key in ("run", "method") if isinstance(values.get(key), dict)]
     for table in tables:
         values |= table

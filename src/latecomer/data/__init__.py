@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .deal import federate
     from .federation import Examples, Federation
+    from .form import Form
     from .partitioner import from_partitioner
     from .sources import Source, load
     from .split import Split
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "Examples": "federation",
     "Federation": "federation",
+    "Form": "form",
     "Source": "sources",
     "Split": "split",
     "federate": "deal",
@@ -30,7 +32,7 @@ _WHERE = {
     "load": "sources",
 }
 
-__all__ = ["Examples", "Federation", "Source", "Split", "federate", "from_partitioner", "load"]
+__all__ = ["Examples", "Federation", "Form", "Source", "Split", "federate", "from_partitioner", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DataError, UnknownName
+from .form import Form
 from .split import SIZES
 from .split import SPLITS as SPLITS
 
@@ -74,6 +75,12 @@ class Examples:
         """Whether examples are sequences of class numbers: characters, whose label is the one that follows."""
         whole = not self.x.is_floating_point() and self.x.dtype != torch.bool
         return whole and self.x.ndim == 2 and int(self.x.min()) >= 0 and int(self.x.max()) < self.classes
+
+    @property
+    def form(self) -> Form:
+        """What others must bring, to be examples like these."""
+        stored, kind = tuple(self.x.shape[1:]), str(self.x.dtype).removeprefix("torch.")
+        return Form(kind, stored, self.classes, self.text, self.mean, self.std)
 
     def to(self, device: torch.device) -> Examples:
         return Examples(self.x.to(device), self.y.to(device), self.classes, self.mean, self.std)
@@ -153,6 +160,29 @@ class Federation:
         counts = torch.zeros(len(self.train.index) + 1, dtype=torch.int32)
         counts[1:] = known[self.train.index.long()].cumsum(0)
         return counts[self.train.start].diff() * self.labelled
+
+    def behind(self, members: int) -> Federation:
+        """The same clients, all of them latecomers, after so many members of whom there is nothing here."""
+        ahead = torch.zeros(members, dtype=torch.int64)
+
+        def after(rows: Rows) -> Rows:
+            return Rows(rows.index, torch.cat([ahead, rows.start]))
+
+        def column(values: Tensor) -> Tensor:
+            return torch.cat([ahead.to(values.dtype), values])
+
+        return replace(
+            self,
+            train=after(self.train),
+            val=after(self.val),
+            test=after(self.test),
+            members=members,
+            labelled=column(self.labelled),
+            rotation=column(self.rotation),
+            budget=column(self.budget),
+            validators=0,
+            names=None if self.names is None else np.concatenate([np.full(members, "", object), self.names]),
+        )
 
     def held_out(self, clients: int) -> bool:
         """Whether the first so many clients have any example to validate or to test on."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from .. import learn
 from ..clients import Clients, Sending
@@ -40,8 +39,8 @@ class _Probe(Method):
     def fit(self, home: Home, *, params: Tree) -> Tree:
         return learn.SGD(lr=1e-3, momentum=0.9)(self.task.loss, params, home.batches(self.steps, self.batch))
 
-    def predict(self, home: Home, x: Tensor, **sent: Tree) -> Tensor:
-        return self.task.logits(sent["params"], x)
+    def model(self, home: Home, **sent: Tree) -> Tree:
+        return sent["params"]
 
     def init(self, generator: torch.Generator) -> Tree:
         return {"params": self.task.model.fresh(generator)}

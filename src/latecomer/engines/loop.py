@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from .. import tree
 from ..clients import Ask
@@ -32,8 +33,14 @@ class Loop(KeepsMemories):
 
     one_by_one = True
 
-    def __init__(self, method: Method, federations: Sequence[Federation], device: torch.device | str = "cpu") -> None:
-        self.method = method
+    def __init__(
+        self,
+        method: Method,
+        federations: Sequence[Federation],
+        device: torch.device | str = "cpu",
+        entropy: Callable[[int], Tensor] | None = None,  # where clients' noise comes from; None: it is simulated
+    ) -> None:
+        self.method, self.entropy = method, entropy
         self.device = torch.device(device)
         self.homes = Homes(federations, self.device, method.task.dtype)
         super().__init__(method, federations, self.device)
@@ -51,13 +58,10 @@ class Loop(KeepsMemories):
 
     def _one_by_one(self, step: str, ask: Ask) -> None:
         memories = self.of(ask.run, ask.scratch)
-        told = self.homes.client_rows(ask.run, ask.ids)
-        rows, rooms = upload(told, self.device), [self.homes.room(row) for row in told]
-        round_ = torch.tensor(ask.round, device=self.device)
+        rows = upload(self.homes.client_rows(ask.run, ask.ids), self.device)
 
         def work(k: int) -> tuple[Tree, Tree]:
-            memory = tree.row(memories.read(ask.ids[k : k + 1]), 0)
-            home = PackedHome(self.homes, rows[k], round_, memory, room=rooms[k])
+            home = self.home(ask.run, int(ask.ids[k]), ask.round, ask.scratch)
             return self._work(step, ask, k, home), home.memory
 
         for k, (reply, memory) in enumerate(self._in_order(work, len(ask.ids))):
@@ -68,6 +72,13 @@ class Loop(KeepsMemories):
                 well = tree.finite(answer | {"kept": kept}, rows=True)  # who keeps nonsense has not answered
                 memories.write(ask.ids[one], kept, well & ~ask.silent[one])
             ask.take(one, answer, rows[one, WEIGHT].float(), well)
+
+    def home(self, run: int, client: int, number: int, scratch: int | None) -> PackedHome:
+        """A client's home in a round, with what it keeps."""
+        ids = torch.tensor([client])
+        (row,), memory = self.homes.client_rows(run, ids), tree.row(self.of(run, scratch).read(ids), 0)
+        told, when = upload(row, self.device), torch.tensor(number, device=self.device)
+        return PackedHome(self.homes, told, when, memory, self.entropy, self.homes.room(row))
 
     def _in_order(self, work: Callable[[int], T], count: int) -> Iterator[T]:
         """The results for 0 to `count`. So many at a time as there are threads, so that never more wait to be used."""

@@ -57,8 +57,8 @@ class APFL(TrainsByPasses):
 
     introduce = asked_in("personalise")(rounds.introduce)
 
-    def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
-        return self.task.logits(mixture(home.memory["params"], params, home.memory["mix"]), x)
+    def model(self, home: Home, *, params: Tree) -> Tree:  # type: ignore[override]
+        return mixture(home.memory["params"], params, home.memory["mix"])
 
     def better_share(self, own: Tree, params: Tree, share: Tensor, batch: Batch, lr: float | Tensor) -> Tensor:
         """A gradient step of the share, which stays between 0 and 1."""

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from .. import learn, rounds, tree
-from ..method import Batch, Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
+from ..method import Batch, Clients, Generator, Home, Sending, TrainsByPasses, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,8 @@ class ATP(TrainsByPasses):
         home.memory = {"params": moved(params, rates, direction)}
         return {}
 
-    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
-        return self.task.logits(home.memory["params"], x)
+    def model(self, home: Home) -> Tree:  # type: ignore[override]
+        return home.memory["params"]
 
     def memory(self, generator: Generator) -> Tree:
         return {"params": self.task.model.fresh(generator)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import learn, rounds, tree
-from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
+from ..method import Clients, Generator, Home, Sending, TrainsByPasses, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,8 @@ class Ditto(TrainsByPasses):
 
     introduce = asked_in("personalise")(rounds.introduce)
 
-    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
-        return self.task.logits(home.memory["params"], x)
+    def model(self, home: Home) -> Tree:  # type: ignore[override]
+        return home.memory["params"]
 
     def memory(self, generator: Generator) -> Tree:
         return {"params": self.task.model.fresh(generator), "met": torch.zeros(())}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from .. import learn, rounds
-from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
+from ..method import Clients, Generator, Home, Sending, TrainsByPasses, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,8 @@ class FedAvgPlus(TrainsByPasses):
         home.memory = {"params": tuning(self.task.loss, params, home.epochs(self.tune_epochs, self.batch, "tune"))}
         return {}
 
-    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
-        return self.task.logits(home.memory["params"], x)
+    def model(self, home: Home) -> Tree:  # type: ignore[override]
+        return home.memory["params"]
 
     def memory(self, generator: Generator) -> Tree:
         return {"params": self.task.model.fresh(generator)}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from .. import rounds, tree
-from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
+from ..method import Clients, Generator, Home, Sending, TrainsByPasses, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +24,8 @@ class FedPer(TrainsByPasses):
 
     introduce, memory = asked_in("personalise")(rounds.introduce), rounds.head_memory
 
-    def predict(self, home: Home, x: Tensor, *, body: Tree) -> Tensor:  # type: ignore[override]
-        return self.task.logits(body | home.memory["head"], x)
+    def model(self, home: Home, *, body: Tree) -> Tree:  # type: ignore[override]
+        return body | home.memory["head"]
 
     # on the server
 

@@ -6,7 +6,7 @@ Many cheap steps fit a client's own head to the common body, then a few fit the 
 from dataclasses import dataclass
 
 from .. import rounds, tree
-from ..method import Clients, Generator, Home, Sending, Tensor, TrainsBySGD, Tree, asked_in, setting
+from ..method import Clients, Generator, Home, Sending, TrainsBySGD, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class FedRep(TrainsBySGD):
 
     introduce, memory = asked_in("personalise")(rounds.introduce), rounds.head_memory
 
-    def predict(self, home: Home, x: Tensor, *, body: Tree) -> Tensor:  # type: ignore[override]
-        return self.task.logits(body | home.memory["head"], x)
+    def model(self, home: Home, *, body: Tree) -> Tree:  # type: ignore[override]
+        return body | home.memory["head"]
 
     # on the server
 

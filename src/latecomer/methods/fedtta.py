@@ -72,8 +72,8 @@ class FedTTA(Method):
         home.memory = {"params": kept}
         return {}
 
-    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
-        return self.task.logits(home.memory["params"], x)
+    def model(self, home: Home) -> Tree:  # type: ignore[override]
+        return home.memory["params"]
 
     def memory(self, generator: Generator) -> Tree:
         return {"params": self.task.model.fresh(generator)}

@@ -91,9 +91,9 @@ class FLowDUP(InSubspace):
         """Equation 3, of a batch or of all that a client has."""
         return self.h2(psi["h2"], batch.mean(self.h1(psi["h1"], batch.x)))
 
-    def predict(self, home: Home, x: Tensor, *, psi: Tree) -> Tensor:  # type: ignore[override]
+    def model(self, home: Home, *, psi: Tree) -> Tree:  # type: ignore[override]
         v = self.h(psi, home.all())
-        return self.task.logits(self.space.on(v.device)(v), x)
+        return self.space.on(v.device)(v)
 
     # on the server
 

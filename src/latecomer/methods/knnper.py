@@ -4,7 +4,7 @@ Algorithm 1. The model is trained by FedAvg, or comes from another run (`--start
 own examples; to predict, it blends the model's probabilities with a vote of the nearest. Only the model travels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -16,10 +16,8 @@ from ..data.federation import Federation
 from ..errors import SettingError
 from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
 from ..nets.neighbours import Datastore, Kernel, Rule, Search, best, check_search, drawn, held, listed, lowered, room
-from ..nets.prototypes import ProtoNN
+from ..nets.prototypes import ProtoNN, Vote
 from ..ops.shuffle import lot
-
-Vote = Callable[[Tensor], Tensor]  # from features to class shares, one layer for every k and sigma there is to try
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,38 +66,41 @@ class KnnPer(TrainsByPasses):
         home.memory = {"first": first, "now": now}
         return {}
 
-    def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
-        store, blend, kind = self.choose(home, params)
-        if self.store_validation and not home.memory:
-            store = store.joined(self.store(home, params, "val"))
-        return self.blended(x, params, store, blend, kind)
+    def model(self, home: Home, *, params: Tree) -> Tree:  # type: ignore[override]
+        return self.chosen(home, params, joined=self.store_validation and not home.memory)
+
+    def logits(self, model: Tree, x: Tensor) -> Tensor:
+        """Equation 7: probabilities, not logits, are blended."""
+        features, logits = self.task.model.features(model["params"], x)
+        votes, blend = self.vote(model["voters"], features)[model["kind"]][0], model["blend"]
+        return torch.log((blend * votes + (1 - blend) * logits.softmax(-1)).clamp(min=1e-12))
 
     def predict_held_out(self, home: Home, split: str, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
         """Validation examples choose, and select rounds, so the datastore that predicts them is without them."""
         if split == "val":
-            return self.blended(x, params, *self.choose(home, params))
+            return self.logits(self.chosen(home, params, joined=False), x)
         return self.predict(home, x, params=params)
 
     def report(self, home: Home, *, params: Tree) -> Tree:  # type: ignore[override]
         """What the client chose: lambda (0 where nobody can vote), and k and sigma where examples vote."""
-        _, blend, kind = self.choose(home, params)
+        model = self.chosen(home, params, joined=False)
+        blend, kind = model["blend"], model["kind"]
         if self.prototypes:
             return {"blend": blend}
         counts, sigmas = zip(*product(self.neighbours, self.sigma), strict=True)
         return {"blend": blend, "neighbours": listed(counts, blend)[kind][0], "sigma": listed(sigmas, blend)[kind][0]}
 
-    def choose(self, home: Home, params: Tree) -> tuple[Datastore, Tensor, Tensor]:
-        """The datastore of training examples, and what validation examples choose with it: lambda, the kind of vote."""
+    def chosen(self, home: Home, params: Tree, joined: bool) -> Tree:
+        """What validation examples choose with the datastore of training examples: lambda, the kind of vote. Then they
+        may join it."""
         store, held_out = self.store(home, params), home.all("val")
+        voters = self.vote.voters(store)
         features, logits = self.task.model.features(params, held_out.x)
-        blend, kind = best(self.voter(store)(features), logits, held_out, self.blends)
-        return store, torch.where(store.known.any(), blend, 0.0), kind  # there may be nobody to vote
-
-    def blended(self, x: Tensor, params: Tree, store: Datastore, blend: Tensor, kind: Tensor) -> Tensor:
-        """Equation 7: probabilities, not logits, are blended."""
-        features, logits = self.task.model.features(params, x)
-        mixed = blend * self.voter(store)(features)[kind][0] + (1 - blend) * logits.softmax(-1)
-        return mixed.clamp(min=1e-12).log()
+        blend, kind = best(self.vote(voters, features), logits, held_out, self.blends)
+        if joined:
+            voters = self.vote.voters(store.joined(self.store(home, params, "val")))
+        blend = torch.where(store.known.any(), blend, 0.0)  # there may be nobody to vote
+        return {"params": params, "voters": voters, "blend": blend, "kind": kind}
 
     def store(self, home: Home, params: Tree, split: str = "train") -> Datastore:
         """Equation 3: the features of the client's examples, and their labels."""
@@ -117,13 +118,11 @@ class KnnPer(TrainsByPasses):
         """How many of its examples a client has room for, which depends on whether it drew to be weak."""
         return room(examples, torch.where(drawn < self.weak, self.weak_capacity, self.capacity))
 
-    def voter(self, store: Datastore) -> Vote:
-        """Equation 6, or its compressed stand-in, in which all prototypes vote."""
-        if not self.prototypes:
-            return lambda features: store.votes(features, self.neighbours, self.sigma, self.kernel)
+    @property
+    def vote(self) -> Vote:
         compress = ProtoNN(self.prototypes, self.projection, self.prototype_steps, self.prototype_lr)
-        model = compress.fit(store)
-        return lambda features: compress.vote(model, features)[None]
+        rule = (self.neighbours, self.sigma, self.kernel, self.task.classes, self.search)
+        return Vote(*rule, compress if self.prototypes else None)
 
     def memory(self, generator: Generator) -> Tree:
         if self.datastore == "all":

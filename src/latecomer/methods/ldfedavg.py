@@ -29,8 +29,8 @@ class LDFedAvg(InSubspace):
             lambda at, batch: self.task.loss(f(at["v"]), batch), {"v": v}, home.epochs(self.epochs, self.batch)
         )
 
-    def predict(self, home: Home, x: Tensor, *, v: Tensor) -> Tensor:  # type: ignore[override]
-        return self.task.logits(self.space.on(v.device)(v), x)
+    def model(self, home: Home, *, v: Tensor) -> Tree:  # type: ignore[override]
+        return self.space.on(v.device)(v)
 
     # on the server
 

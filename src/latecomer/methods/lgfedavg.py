@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import tree
-from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
+from ..method import Clients, Generator, Home, Sending, TrainsByPasses, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class LGFedAvg(TrainsByPasses):
 
     @asked_in("round")
     def fit(self, home: Home, *, params: Tree) -> Tree:
-        before = self.own(home, params)
+        before = self.model(home, params=params)
         after = self.local.at(home.round)(self.task.loss, before, home.epochs(self.epochs, self.batch))
         self.keep(home, tree.without(after, self.task.head))
         return tree.pick(tree.sub(after, before), self.task.head)
@@ -40,10 +40,7 @@ class LGFedAvg(TrainsByPasses):
         )
         return {}
 
-    def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
-        return self.task.logits(self.own(home, params), x)
-
-    def own(self, home: Home, params: Tree) -> Tree:
+    def model(self, home: Home, *, params: Tree) -> Tree:  # type: ignore[override]
         """The common head with the client's own body; with the common body, as long as it has none."""
         common = tree.without(params, self.task.head)
         return params | tree.where(home.memory["has"] > 0, home.memory["body"], common)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..method import Batches, Clients, Generator, Home, Sending, Tensor, TrainsBySteps, Tree, asked_in, setting
+from ..method import Batches, Clients, Generator, Home, Sending, TrainsBySteps, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,8 @@ class Local(TrainsBySteps):
         home.memory = {"params": params}
         return {}
 
-    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
-        return self.task.logits(home.memory["params"], x)
+    def model(self, home: Home) -> Tree:  # type: ignore[override]
+        return home.memory["params"]
 
     def memory(self, generator: Generator) -> Tree:
         return {"params": self.task.model.fresh(generator)}

@@ -91,8 +91,8 @@ class PeFLL(Method):
         (gradient,) = pull(dv)
         return {"embed": gradient}
 
-    def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
-        return self.task.logits(params, x)
+    def model(self, home: Home, *, params: Tree) -> Tree:  # type: ignore[override]
+        return params
 
     def descriptor_of(self, batch: Batch, embed: Tree) -> Tree:
         return {"v": batch.mean(self.describer.embed(embed, batch))}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .. import learn, rounds, tree
-from ..method import Clients, Generator, Home, Method, Sending, Tensor, Tree, asked_in, setting
+from ..method import Clients, Generator, Home, Method, Sending, Tree, asked_in, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,8 @@ class PerFedAvg(Method):
         home.memory = {"params": learn.SGD(self.inner_lr)(self.task.loss, params, batches)}
         return {}
 
-    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
-        return self.task.logits(home.memory["params"], x)
+    def model(self, home: Home) -> Tree:  # type: ignore[override]
+        return home.memory["params"]
 
     def memory(self, generator: Generator) -> Tree:
         return {"params": self.task.model.fresh(generator)}

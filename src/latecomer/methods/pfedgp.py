@@ -78,11 +78,13 @@ class PFedGP(TrainsBySteps):
             return self.classifier.marginal_loss(mine, self.draws, noise)
         return self.classifier.predictive_loss(mine, self.held_out, self.draws, noise)
 
-    def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
+    def model(self, home: Home, *, params: Tree) -> Tree:  # type: ignore[override]
         mine = self.embedded(params, home.all())
-        new = self.task.model(params, x, also=[self.shapes])
-        noise = partial(_noise, home, "predict")
-        return self.classifier.log_probability(mine, new, self.predict_draws, noise).to(new.dtype)
+        return {"params": params} | self.classifier.fit(mine, self.predict_draws, partial(_noise, home, "predict"))
+
+    def logits(self, model: Tree, x: Tensor) -> Tensor:
+        new = self.task.model(model["params"], x, also=[self.shapes])
+        return self.classifier.log_probability(model, new).to(new.dtype)
 
     def workspace(self, examples: int) -> int:
         """A covariance in double precision for every chain, and what a step's gradient needs again."""

@@ -75,8 +75,8 @@ class PFedHN(TrainsBySteps):
         home.memory = {"head": mine.params, "velocity": mine.velocity}
         return tree.sub(body.params, params)
 
-    def predict(self, home: Home, x: Tensor, *, params: Tree) -> Tensor:  # type: ignore[override]
-        return self.task.logits(params | home.memory.get("head", {}), x)
+    def model(self, home: Home, *, params: Tree) -> Tree:  # type: ignore[override]
+        return params | home.memory.get("head", {})
 
     def memory(self, generator: Generator) -> Tree:
         head = tree.pick(self.task.model.fresh(generator), self.head)

@@ -53,8 +53,8 @@ class PFedMe(Method):
 
     introduce = asked_in("personalise")(rounds.introduce)
 
-    def predict(self, home: Home, x: Tensor) -> Tensor:  # type: ignore[override]
-        return self.task.logits(home.memory["params"], x)
+    def model(self, home: Home) -> Tree:  # type: ignore[override]
+        return home.memory["params"]
 
     def memory(self, generator: Generator) -> Tree:
         return {"params": self.task.model.fresh(generator), "met": torch.zeros(())}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..task import one_hot
+from ..tree import Tree
 from .classtree import Level, grow
 from .gp import Kernel, Noise, Posterior, gibbs, positive
 
@@ -49,11 +50,18 @@ class GPTree:
     steps: int  # of Gibbs sampling
     of_log: bool  # how probabilities are averaged over a latent value, see `positive`
 
-    def log_probability(self, mine: Labelled, new: Tensor, draws: int, noise: Noise) -> Tensor:
+    def fit(self, mine: Labelled, draws: int, noise: Noise) -> Tree:
+        """All that it takes to predict: the examples, and of every level how it parts classes, and the posterior."""
+        fitted = enumerate(self._fitted(mine, self.grow(mine), draws, noise))
+        levels = {str(number): vars(level) | vars(posterior) for number, (level, posterior) in fitted}
+        return {"examples": dict(vars(mine)), "levels": levels}
+
+    def log_probability(self, fitted: Tree, new: Tensor) -> Tensor:
         """Of every class, for new embeddings: [new, classes]. A path down the tree multiplies its decisions."""
-        total = new.new_zeros(len(new), self.classes, dtype=torch.double)
-        for level, posterior in self._fitted(mine, self.grow(mine), draws, noise):
-            left = self._left(*self._latent(posterior, level, mine, new))
+        mine, total = Labelled(**fitted["examples"]), new.new_zeros(new.shape[0], self.classes, dtype=torch.double)
+        for parts in fitted["levels"].values():
+            level = Level(parts["node"], parts["right"], parts["parts"])
+            left = self._left(*self._latent(Posterior(parts["factor"], parts["white"]), level, mine, new))
             side = torch.where(level.right, 1 - left, left).clamp(min=UNLIKELY).log()
             total = total + torch.where(level.parts, side, 0.0)
         present = (one_hot(mine.y, self.classes) * mine.known[:, None]).sum(0) > 0

@@ -7,6 +7,7 @@ projection W, the prototypes b_j and their class scores z_j are learned together
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from .. import optim
 from ..ops.shuffle import mix, purpose
 from ..task import one_hot
 from ..tree import Tree
-from .neighbours import Datastore
+from .neighbours import Datastore, Kernel, Search
 
 SWEEPS = 10  # of k-means, for the first prototypes
 REACH = 2.5  # a prototype's weight falls to 1/e at so many median distances (EdgeML's choice)
@@ -67,6 +68,31 @@ class ProtoNN:
     def project(self, model: Tree, x: Tensor) -> Tensor:
         directions: Tensor | None = model.get("projection")
         return x if directions is None else x @ directions
+
+
+@dataclass(frozen=True)
+class Vote:
+    """Who votes on a new example: those stored that are nearest, or all prototypes that stand for them."""
+
+    counts: Sequence[int]
+    sigmas: Sequence[float]
+    kernel: Kernel
+    classes: int
+    search: Search
+    compress: ProtoNN | None
+
+    def voters(self, store: Datastore) -> Tree:
+        """All that a vote needs of a datastore."""
+        if self.compress:
+            return self.compress.fit(store)
+        return {"keys": store.keys, "labels": store.labels, "known": store.known}
+
+    def __call__(self, voters: Tree, features: Tensor) -> Tensor:
+        """Class shares, [kinds, features, classes]: of every count and sigma there is to try, or of all prototypes."""
+        if self.compress:
+            return self.compress.vote(voters, features)[None]
+        store = Datastore(**voters, classes=self.classes, search=self.search)
+        return store.votes(features, self.counts, self.sigmas, self.kernel)
 
 
 def clusters(keys: Tensor, store: Datastore, each: int) -> tuple[Tensor, Tensor]:

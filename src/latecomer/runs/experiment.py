@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import __version__, methods
-from ..data import Federation, federate, load
+from ..data import Federation, Form, federate, load
 from ..engines import describe, make, waking
 from ..errors import DataError, RunError, SettingError, within_memory
 from ..method import Method
@@ -81,7 +81,11 @@ class Experiment:
             "started": time.strftime("%Y-%m-%dT%H:%M:%S"),
             "splits": [federation.digest() for federation in federations],
         }
-        return dump({"run": dataclasses.asdict(self.settings), "method": dict(self.own), "about": about})
+        tables = {"run": dataclasses.asdict(self.settings), "method": dict(self.own), "about": about}
+        if federations:  # what the method is made for, so that it can be made again without the data
+            first = federations[0]
+            tables["task"] = {"clients": len(first), "members": first.members, **first.examples.form.table()}
+        return dump(tables)
 
     @within_memory()
     def training(self) -> Training:
@@ -109,17 +113,22 @@ class Experiment:
         s, first, kind = self.settings, federations[0], methods.get(self.settings.method)
         if s.budgets and not kind.serves_sizes:
             raise SettingError(f"{kind.__name__} gives all clients models of one size; leave --budgets out.")
-        task = make_task(first, builder(s.model, first.examples.shape, first.examples.text), s.budgets)
         if kind.needs_labels and not s.unseen_labelled and (s.unseen or s.validators):
             raise SettingError(f"{kind.__name__} needs a latecomer's labels; leave --unseen-labelled true.")
         if len({federation.members for federation in federations}) > 1:
             raise SettingError(
                 "The seeds leave different numbers of training clients; use fewer --clients or --seeds 1."
             )
+        return self.method_for(first.examples.form, len(first), first.members)
+
+    def method_for(self, form: Form, clients: int, members: int) -> Method:
+        """The method with its settings, for examples of this form and so many clients."""
+        s, kind = self.settings, methods.get(self.settings.method)
         training: dict[str, Any] = {}
         if s.rounds:  # else there is only a model from elsewhere to score
             training = {"rounds": s.rounds, "lr_schedule": s.lr_schedule}
-        return kind(task=task, clients=s.sized_for or len(first), members=first.members, **training, **self.own)
+        task = task_for(form, builder(s.model, form.shape, form.text), s.budgets)
+        return kind(task=task, clients=s.sized_for or clients, members=members, **training, **self.own)
 
 
 def make_task(federation: Federation, model: Builder, budgets: Sequence[str] = ()) -> Task:
@@ -127,18 +136,20 @@ def make_task(federation: Federation, model: Builder, budgets: Sequence[str] = (
 
     With `budgets`, sizes such as S and L, clients have the model in these sizes.
     """
-    examples = federation.examples
-    dtype = torch.float32 if examples.images or examples.x.is_floating_point() else examples.x.dtype
-    dtype = torch.int64 if dtype in (torch.int8, torch.int16) else dtype  # small to store; networks want them large
+    return task_for(federation.examples.form, model, budgets)
+
+
+def task_for(form: Form, model: Builder, budgets: Sequence[str] = ()) -> Task:
+    """As `make_task`, from the form of the examples alone."""
     builders = {size: in_size(model, size) for size in budgets} or {"": model}
-    nets = {size: Net(partial(build, examples.shape, examples.classes)) for size, build in builders.items()}
+    nets = {size: Net(partial(build, form.shape, form.classes)) for size, build in builders.items()}
     largest = max(nets.values(), key=lambda net: net.size)
     sizes = {size: net.shapes for size, net in nets.items() if size}
-    task = Task(largest, examples.shape, examples.classes, dtype, sizes)
-    if hasattr(task.model.skeleton, "vocabulary") and not examples.text:
+    task = Task(largest, form.shape, form.classes, form.seen, sizes)
+    if hasattr(task.model.skeleton, "vocabulary") and not form.text:
         raise DataError(
-            f"This model reads sequences of whole numbers from 0 to {examples.classes - 1}, one for each class; "
-            f"the examples are {examples.x.dtype} of shape {examples.shape}, or go beyond."
+            f"This model reads sequences of whole numbers from 0 to {form.classes - 1}, one for each class; "
+            f"the examples are {form.dtype} of shape {form.shape}, or go beyond."
         )
     check_task(task)
     return task
