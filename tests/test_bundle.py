@@ -383,13 +383,13 @@ def test_the_command_line_publishes(
     bundle = Bundle.open("b")
     assert (bundle.rule, bundle.facts["seed"], bundle.facts["run"]) == ("common", 1, "x")
     for line, sentence in {
-        "publish": "takes one run folder; got none",
-        "publish x": "Say where the bundle shall be",
+        "publish": "Say what it is about: latecomer publish RUN -o BUNDLE",
+        "publish x": "--output is needed",
         "publish x -o b": "b exists already",
         "publish missing -o c": "missing is not a run folder",
-        "publish x -o c --seed one": "--seed is a whole number; got 'one'",
+        "publish x -o c --seed one": "'one'",
         "publish x -o c --seed 5": "has no seed 5",
-        "publish x -o c --rounds 5": "takes -o and --seed, not '--rounds'",
+        "publish x -o c --rounds 5": "There is no setting 'rounds'; there are: output, seed.",
     }.items():
         done = command(*line.split())
         assert done.code == 2
@@ -426,7 +426,7 @@ def test_a_device_without_torch_joins(published: Callable[[str], Published], cas
     one = published(case)
     shutil.copytree(one.bundle.path, tmp_path / "b", ignore=lambda _, names: {"private"} & {*names})
     (x, y), held, (new, _) = examples(17), examples(7, 1), examples(300, 2)
-    np.savez(tmp_path / "mine.npz", x=x, y=y, held_x=held[0], held_y=held[1])
+    np.savez(tmp_path / "mine.npz", x=x, y=y, x_val=held[0], y_val=held[1])
     np.savez(tmp_path / "new.npz", x=new)
     words = [tmp_path / "b", tmp_path / "mine.npz", tmp_path / "new.npz"]
     if one.bundle.rule == "describe":
