@@ -4,11 +4,11 @@ LATECOMER_DATA=... python benchmarks/gate.py [--data digits] [--method pefll] [-
                                              [--seeds 10 11 12 13 14] [--keep FOLDER] [--tiny]
 python benchmarks/gate.py --table FOLDER
 
-Members have some angles or some pairs of classes; half of the latecomers have others. `rotations`: members are turned by 0
-to 60 degrees, others by 75 to 180. `ring`: every class is in two of the members' ten pairs, and 35 pairs are new. `pairs`:
-members have 20 pairs of 45. Members, validators and latecomers train on different images, and validators are tested on other
-images than the rest. The gate sees signatures of all, and accuracies of members and validators alone. A latecomer loses
-if it is more than 10 points below the members' mean; the AUC says how well doubt finds those that do.
+Members have some angles or some pairs of classes; half of the latecomers have others. `rotations`: members are turned
+by 0 to 60 degrees, others by 75 to 180. `ring`: every class is in two of the members' ten pairs, and 35 pairs are new.
+`pairs`: members have 20 pairs of 45. Members, validators and latecomers train on different images, and validators are
+tested on other images than the rest. The gate sees signatures of all, and accuracies of members and validators alone. A
+latecomer loses if it is more than 10 points below the members' mean; the AUC says how well doubt finds those that do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from latecomer import make_task, methods, train
 from latecomer.data import Federation
 from latecomer.data.sources import Source, load
 from latecomer.engines import make
-from latecomer.handover import gate as gates
+from latecomer.handover import survey
 from latecomer.handover.gate import MARGIN, Gate
 from latecomer.methods.local import Local
 from latecomer.nets.models import builder
@@ -118,15 +118,15 @@ def train_and_survey(options: argparse.Namespace, folder: Path) -> None:
     for seed, federation, best, (_, new) in zip(options.seeds, federations, training.best, worlds, strict=True):
         assert best is not None
         ids = torch.arange(len(federation))
-        signatures, described = gates.survey(method, best.state, federation, ids)
-        accuracy = gates.scored(method, best.state, federation, ids)
+        signatures, described = survey.signatures_of(method, best.state, federation, ids)
+        accuracy = survey.scored(method, best.state, federation, ids)
         usual = accuracy[: federation.members].mean()
-        labels = "" if options.no_labels else gates.labels_needed(method, federation, usual - MARGIN)
+        labels = "" if options.no_labels else survey.labels_needed(method, federation, usual - MARGIN)
         alone = np.full(len(ids), np.nan)
         if count := [int(word) for word in labels.split() if word.isdigit()][:1]:
             local = Local(task=task, clients=len(federation), members=federation.members)
-            fewer = gates.with_labels(federation, count[0])
-            alone[federation.first_late :] = gates.scored(local, {}, fewer, ids[federation.first_late :])
+            fewer = survey.with_labels(federation, count[0])
+            alone[federation.first_late :] = survey.scored(local, {}, fewer, ids[federation.first_late :])
         kept = {"signatures": signatures, "accuracy": accuracy, "new": new, "alone": alone, "labels": labels}
         ends = {"members": federation.members, "late": federation.first_late, "described": described}
         np.savez(folder / f"{options.data}-{options.method}-{options.world}-{seed}.npz", **kept, **ends)
@@ -164,7 +164,11 @@ def judged(path: Path) -> dict[str, float]:
 def auc(doubt: Any, loses: Any) -> float:
     """The chance that one that loses is doubted more than one that does not."""
     ranks, count = stats.rankdata(doubt), loses.sum()
-    return float((ranks[loses].sum() - count * (count + 1) / 2) / (count * (~loses).sum())) if 0 < count < len(loses) else np.nan
+    return (
+        float((ranks[loses].sum() - count * (count + 1) / 2) / (count * (~loses).sum()))
+        if 0 < count < len(loses)
+        else np.nan
+    )
 
 
 def table(folder: Path) -> None:
@@ -177,7 +181,7 @@ def table(folder: Path) -> None:
         for key in rows[0]:
             each = [row[key] for row in rows if not np.isnan(row[key])]
             half = stats.t.ppf(0.975, len(each) - 1) * stdev(each) / len(each) ** 0.5 if len(each) > 1 else np.nan
-            digits = 3 if "AUC" in key or "alone" in key and "trained" not in key else 1
+            digits = 3 if key == "AUC" or key.endswith(" alone") else 1
             if each:
                 print(f"  {key:40} {fmean(each):8.{digits}f} ± {half:.{digits}f}   least {min(each):.{digits}f}")
 
