@@ -10,12 +10,15 @@ import pytest
 import torch
 
 import gate as benchmark
-from latecomer import make_task, methods
+import latecomer
+from latecomer import Experiment, make_task, methods
 from latecomer.data.sources import load
-from latecomer.errors import DataError, ModelError
+from latecomer.errors import BundleError, DataError, ModelError
 from latecomer.handover import survey
+from latecomer.handover.bundle import Bundle, publish
 from latecomer.handover.gate import Gate, signature
 from latecomer.nets.models import MLP
+from latecomer.runs.run import Run
 
 MEMBERS, VALIDATORS = 40, 40
 
@@ -165,3 +168,19 @@ def test_unseen_pairs_and_angles_are_unseen_and_nobody_shares_training_images(na
     parts = [slice(0, 40), slice(40, 50), slice(50, 70)]
     images = [{int(row) for k in range(70)[part] for row in federation.train[k]} for part in parts]
     assert sum(map(len, images)) == len(set.union(*images))
+
+
+def test_a_bundle_has_its_gate_or_says_why_not(tmp_path: Path) -> None:
+    settings = {"clients": 30, "validators": 0.4, "unseen": 0.1, "rounds": 2, "steps": 2, "engine": "loop"}
+    experiment = Experiment.parse("pefll", {**settings, "out": str(tmp_path), "name": "run", "device": "cpu"})
+    assert Run.begin(experiment).go() is not None
+    trained = latecomer.load(tmp_path / "run")
+    bundle = Bundle.open(publish(trained, tmp_path / "bundle"))
+    assert bundle.gate is not None
+    assert len(bundle.gate.places) == trained.method.members
+    bare = Bundle.open(publish(trained, tmp_path / "bare", gate=False))
+    assert bare.gate is None
+    assert bare.facts["why"]["gate"] == "It was not asked for."
+    (bundle.path / "private" / "gate.json").write_text("{}")
+    with pytest.raises(BundleError, match="damaged"):
+        Bundle.open(bundle.path)

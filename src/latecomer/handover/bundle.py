@@ -24,11 +24,12 @@ from torch import Tensor
 from .. import __version__, tree
 from ..clients import Ask, Clients, Sending
 from ..data import Form
-from ..errors import BundleError, LatecomerError
+from ..errors import BundleError, DataError, LatecomerError
 from ..method import Method
 from ..runs.files import digest
 from ..tree import Tree
-from . import export, recipe, rule
+from . import export, recipe, rule, survey
+from .gate import Gate
 from .layout import Layout
 from .rule import Guest, Rule
 from .trained import EVERYBODY, Trained
@@ -108,6 +109,11 @@ class Bundle:
     def header(self) -> bytes:
         """Of a client's model.safetensors: with the bytes of a row behind it, it is the file."""
         return self.layout.header
+
+    @cached_property
+    def gate(self) -> Gate | None:
+        """Says whom the members cover, where it was published."""
+        return Gate.open(self.path / "private") if "private/gate.json" in self.facts["files"] else None
 
     @property
     def start(self) -> NDArray[np.float32]:
@@ -214,14 +220,23 @@ class Bundle:
             raise BundleError(f"{place} cannot be read as a bundle: {type(error).__name__}: {error}.") from error
         public = {name: place / "public" / name for name in PUBLIC if f"public/{name}" in texts}
         bundle = Bundle(place, facts, state, found, public)
+        try:
+            judged = 0 if bundle.gate is None else bundle.gate.facts["size"] - 1
+        except LatecomerError as error:
+            raise BundleError(f"{place} cannot be read as a bundle: {error}") from error
+        if judged not in (0, bundle.descriptor):
+            raise BundleError(f"The gate of {place} does not judge descriptors of {bundle.descriptor} numbers.")
         told = {name: facts.get(name) for name in ("rule", "descriptor", "weights")}
         if told != {name: getattr(bundle, name) for name in told}:
             raise BundleError(f"{place / 'bundle.json'} does not say what its server does.")
         return bundle
 
 
-def publish(trained: Trained, folder: str | os.PathLike[str], seed: int | None = None) -> Path:
-    """A bundle of one of a finished run's servers; it appears whole or not at all."""
+def publish(trained: Trained, folder: str | os.PathLike[str], seed: int | None = None, *, gate: bool = True) -> Path:
+    """A bundle of one of a finished run's servers; it appears whole or not at all.
+
+    With a `gate`, which needs the run's data and validators among its clients; where it cannot be had, `why` says so.
+    """
     place, number = Path(folder), trained.server(seed)
     state, chosen = trained.states[number], trained.seeds[number]
     if os.path.lexists(place):
@@ -232,6 +247,8 @@ def publish(trained: Trained, folder: str | os.PathLike[str], seed: int | None =
         (draft / "public").mkdir(parents=True)
         (draft / "private").mkdir(mode=0o700)
         found, why = write(found, state, draft, chosen)
+        if lacking := write_gate(trained, number, found, draft / "private") if gate else "It was not asked for.":
+            why["gate"] = lacking
         files = {f"{path.parent.name}/{path.name}": digest(path) for path in sorted(draft.glob("*/*"))}
         facts: dict[str, Any] = {
             "format": FORMAT,
@@ -289,6 +306,18 @@ def write(found: Rule, state: Tree, draft: Path, seed: int) -> tuple[Rule, dict[
     numbers = tree.flatten(state)
     (kept / "state.safetensors").write_bytes(Layout(numbers).file(numbers))
     return found, why
+
+
+def write_gate(trained: Trained, number: int, found: Rule, private: Path) -> str:
+    """Says whom the members cover; else the reason why there is none."""
+    if found.name != "describe":
+        return f"By the rule {found.name!r} a newcomer sends no descriptor that the server could judge."
+    try:
+        federation = trained.experiment.federations()[number]
+        survey.learn(trained.method, trained.states[number], federation).save(private)
+    except DataError as error:  # no data any more, too few validators, descriptors that are private
+        return str(error)
+    return ""
 
 
 def write_encoder(found: Rule, public: Path) -> Tree | None:
