@@ -41,6 +41,9 @@ PLACES: dict[str, str] = {
     "uvicorn": "serve",
     "starlette": "serve",
     "pydantic": "serve",
+    "onnx": "handover",
+    "onnxscript": "handover",
+    "onnxruntime": "handover",
 }
 
 # What asks for a device or for a transform: tokens, so that comments and strings may speak of them.

@@ -168,6 +168,7 @@ def test_coverage_where_there_is_a_gate(served: Served) -> None:
     client = served({"gate": True})
     told = client.post("/v1/coverage", json={"descriptor": DESCRIPTOR}).json()
     assert told == {"covered": True, "distance": 1.5}
+    assert client.get("/v1/bundle").json()["gate"]["places"] == [[0.0, 0.0]] * 4
     assert is_problem(served().post("/v1/coverage", json={"descriptor": DESCRIPTOR}), 404, "no gate")
 
 

@@ -74,6 +74,7 @@ class Edition:
     files: Mapping[str, Content]
     release: Release | None
     ledger: Ledger | None
+    gate: Any = None  # says whom the members cover
 
     @staticmethod
     def of(bundle: Bundle, ledger: Ledger | None) -> Edition:
@@ -90,7 +91,7 @@ class Edition:
                 raise RunError(f"{bundle.public[name]} was changed while it was read.")
         if bundle.rule in MAKES_MODELS:  # the first pass is slow, and the operator's
             bundle.generate(np.zeros((1, bundle.descriptor), np.float32))
-        return Edition(bundle, files, release, ledger)
+        return Edition(bundle, files, release, ledger, getattr(bundle, "gate", None))
 
     @property
     def version(self) -> str:
@@ -134,11 +135,9 @@ class Edition:
 
     def verdicts(self, wishes: list[Wish]) -> list[Any]:
         """How well the members cover every descriptor."""
-        gate = self.bundle.gate
-        assert gate is not None  # the route has looked
         refused = self._charge(wishes)
         return [
-            dataclasses.asdict(gate.judge(wish.descriptor)) if no is None else no
+            verdict(self.gate.judge(wish.descriptor)) if no is None else no
             for wish, no in zip(wishes, refused, strict=True)
         ]
 
@@ -169,3 +168,16 @@ def released(bundle: Bundle) -> Release | None:
     asked = [name for name in steps(kind) if "personalise" in phases_of(kind, name)]
     found = [release for name in asked if (release := bundle.method.release(name)) is not None]
     return max(found, key=lambda one: one.loss, default=None)
+
+
+def verdict(found: Any) -> dict[str, Any]:
+    """A gate's verdict as JSON can hold it."""
+    return {key: _plain(value) for key, value in dataclasses.asdict(found).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value

@@ -73,7 +73,7 @@ def routes(service: Service, allowed: Any) -> APIRouter:
     async def coverage(request: Request, expected: Expected = None, who: str = asks) -> Response:
         """How well the members cover a client, from its descriptor."""
         edition = current(service, expected)
-        if edition.bundle.gate is None:
+        if edition.gate is None:
             raise Problem(404, "This bundle has no gate, so it cannot say whom it covers.")
         verdict = await service.batcher.ask(edition.verdicts, await described(request, edition, who))
         return Response(json.dumps(verdict), 200, {BUNDLE: edition.version}, "application/json")
@@ -99,6 +99,8 @@ def facts(service: Service, edition: Edition) -> dict[str, Any]:
     shown["files"] = {name: digest for name, digest in shown.get("files", {}).items() if name.startswith("public/")}
     s = service.settings
     limits = {"body": body_bytes(edition), "rate": s.rate, "burst": s.burst, "seconds": s.seconds}
+    if edition.gate is not None:
+        shown["gate"] = {"places": np.asarray(edition.gate.places).tolist()}
     return {**shown, "version": edition.version, "limits": limits}
 
 
