@@ -1,6 +1,6 @@
 """What `latecomer serve` hands out, and what it survives; every client is a process of its own.
 
-    python benchmarks/serving.py speed        models a second at 32 connections, against one pass a request; a lone request
+    python benchmarks/serving.py speed        models a second, against one pass a request; a lone request
     python benchmarks/serving.py malformed    10,000 malformed requests: is it up, and does its memory grow?
     python benchmarks/serving.py swap         a new bundle every second, and a restart: is any answer wrong?
 
@@ -69,7 +69,9 @@ def serving(bundle: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], 
 
 def request(descriptor: np.ndarray) -> bytes:
     body = json.dumps({"descriptor": [float(number) for number in descriptor]}).encode()
-    head = f"POST /v1/models HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/models HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -133,7 +135,9 @@ def speed(folder: Path) -> None:
         rates = [many["rate"] for many, _ in results]
         many, lone = (1000 * statistics.median(r[k]["median"] for r in results) for k in (0, 1))
         spread = f"{min(rates):.0f} to {max(rates):.0f}"
-        print(f"batches of {batch:>2}: {statistics.median(rates):.0f} models/s ({spread}) at {CONNECTIONS} connections,")
+        print(
+            f"batches of {batch:>2}: {statistics.median(rates):.0f} models/s ({spread}) at {CONNECTIONS} connections,"
+        )
         print(f"               median {many:.0f} ms; a lone request {lone:.1f} ms")
     ratio = statistics.median(a[0]["rate"] / b[0]["rate"] for a, b in zip(*found.values(), strict=True))
     print(f"batching hands out {ratio:.1f} times as many models as one pass a request")
@@ -147,7 +151,9 @@ def resident(process: subprocess.Popen[str]) -> float:
 
 def malformed_request(rng: random.Random) -> bytes:
     """Wrong in one way or another, or no HTTP at all."""
-    numbers = [rng.choice(["1", "NaN", "-Infinity", "1e999", '"x"', "[[[[", "null", "{}", "9" * 400]) for _ in range(26)]
+    numbers = [
+        rng.choice(["1", "NaN", "-Infinity", "1e999", '"x"', "[[[[", "null", "{}", "9" * 400]) for _ in range(26)
+    ]
     body = rng.choice(
         [
             '{"descriptor": [' + ", ".join(numbers) + "]}",
@@ -159,15 +165,20 @@ def malformed_request(rng: random.Random) -> bytes:
         ]
     ).encode()
     path = rng.choice(
-        ["/v1/models", "/v1/coverage", "/v1/descriptors", "/v2/models/latecomer/infer", "/v1/files/../../etc/passwd"]
-        + ["/v1/files/%2e%2e%2fbundle.json", "/assets/..%2f..%2fapp.py", "/" + "a" * rng.randrange(20_000), "/%ff%00"]
+        [
+            *("/v1/models", "/v1/coverage", "/v1/descriptors", "/v2/models/latecomer/infer", "/%ff%00"),
+            *("/v1/files/../../etc/passwd", "/v1/files/%2e%2e%2fbundle.json", "/assets/..%2f..%2fapp.py"),
+            "/" + "a" * rng.randrange(20_000),
+        ]
     )
     length = rng.choice([len(body)] * 6 + [0, 10**15, -1])
     kind = rng.choice(["application/json"] * 4 + ["application/octet-stream", "text/html", "\x01"])
     accept = rng.choice(["*/*", "a;q=\x7f", ",;,;", "application/onnx;q=9"])
     head = f"{rng.choice(['POST'] * 6 + ['GET', 'PUT', 'BREW'])} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     head += f"Content-Type: {kind}\r\nAccept: {accept}\r\nContent-Length: {length}\r\n"
-    head += rng.choice(["", "", "", "Authorization: Bearer " + "k" * 100 + "\r\n", "X: " + "y" * 40_000 + "\r\n", "\0\r\n"])
+    head += rng.choice(
+        ["", "", "", "Authorization: Bearer " + "k" * 100 + "\r\n", "X: " + "y" * 40_000 + "\r\n", "\0\r\n"]
+    )
     return head.encode("latin1") + b"\r\n" + body if rng.random() < 0.95 else rng.randbytes(500)
 
 
@@ -238,7 +249,7 @@ def swap(folder: Path) -> None:
     threads = [threading.Thread(target=client, args=(number,)) for number in range(16)]
     words = ("--port", str(port), "--look-every", "0.2")
     for round_ in range(3):
-        with serving(link, *[word for word in words]) as (process, _):
+        with serving(link, *words) as (process, _):
             if not round_:
                 for thread in threads:
                     thread.start()
@@ -253,7 +264,8 @@ def swap(folder: Path) -> None:
     for thread in threads:
         thread.join()
     print(f"three servers, 18 new bundles: {dict(sorted(found.items()))}")
-    assert not found["WRONG"] and not found["cut off"]
+    assert not found["WRONG"]
+    assert not found["cut off"]
 
 
 if __name__ == "__main__":
