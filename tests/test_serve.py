@@ -205,7 +205,7 @@ def test_a_bundle_whose_clients_ask_for_nothing(served: Served) -> None:
         ('{"descriptor": [1, 2]}', "2 numbers"),
         ('{"descriptor": [1, 2, NaN]}', "finite"),
         ('{"descriptor": [1, 2, Infinity]}', "finite"),
-        ('{"descriptor": [1, 2, 1e39]}', "float32"),
+        ('{"descriptor": [1, 2, 1e39]}', "less than"),
         ('{"descriptor": [1, 2, "3"]}', "number"),
         ('{"descriptor": [1, 2, true]}', "number"),
         ('{"descriptor": [[1, 2, 3]]}', "number"),
@@ -484,7 +484,7 @@ def test_a_new_bundle_takes_over_and_a_damaged_one_does_not(
 
 def test_an_encoder_of_another_bundle_is_noticed(served: Served) -> None:
     client = served()
-    for name, status in (("version-0", 200), ("version-9", 412)):
+    for name, status in (("version-0", 200), ("version-9", 409)):
         headers = {"X-Latecomer-Bundle": name}
         assert client.post("/v1/models", json={"descriptor": DESCRIPTOR}, headers=headers).status_code == status
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, Response, Security
+from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
@@ -34,7 +35,7 @@ def make(service: Service) -> Guard:
 
     # /docs would load its scripts from elsewhere.
     app = FastAPI(title="latecomer", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    for kind in (Problem, HTTPException, Exception):
+    for kind in (Problem, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, tell)
     allowed = entrance(service)
     reads = allowed("metrics")
@@ -105,5 +106,9 @@ def document(app: FastAPI, service: Service) -> dict[str, Any]:
         "/v2/models/{name}/infer": {"application/json": {"schema": inference}},
     }
     for path, content in bodies.items():
-        found["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
+        operation = found["paths"][path]["post"]
+        operation["requestBody"] = {"required": True, "content": content}
+        for parameter in operation.get("parameters", ()):
+            if parameter["in"] == "header":
+                parameter["schema"] = {"type": "string", "enum": [bundle.version]}
     return found

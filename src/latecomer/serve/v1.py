@@ -20,7 +20,7 @@ VERSION = {"description": "which bundle this comes from", "schema": {"type": "st
 DIGEST = {"description": "sha-256 of the body (RFC 9530)", "schema": {"type": "string"}}
 QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 BYTES = {"schema": {"type": "string", "format": "binary"}}
-Expected = Annotated[str | None, Header(alias=BUNDLE, max_length=128, description="the bundle that the encoder is of")]
+Expected = Annotated[str | None, Header(alias=BUNDLE, description="the bundle that the encoder is of")]
 
 
 def handed_out(*medias: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def routes(service: Service, allowed: Any) -> APIRouter:
 
     @router.post(
         "/models",
-        responses=documented(401, 403, 404, 406, 412, 413, 415, 422) | {200: handed_out(SAFETENSORS, ONNX)},
+        responses=documented(401, 403, 404, 406, 409, 413, 415, 422) | {200: handed_out(SAFETENSORS, ONNX)},
     )
     async def models(request: Request, expected: Expected = None, who: str = asks) -> Response:
         """A client's own model, from its descriptor."""
@@ -67,7 +67,7 @@ def routes(service: Service, allowed: Any) -> APIRouter:
 
     @router.post(
         "/coverage",
-        responses=documented(401, 403, 404, 412, 413, 415, 422)
+        responses=documented(401, 403, 404, 409, 413, 415, 422)
         | {200: {"description": "the verdict", "content": {"application/json": {"schema": {"type": "object"}}}}},
     )
     async def coverage(request: Request, expected: Expected = None, who: str = asks) -> Response:
@@ -80,7 +80,7 @@ def routes(service: Service, allowed: Any) -> APIRouter:
 
     @router.post(
         "/descriptors",
-        responses=documented(401, 403, 404, 412, 413, 415, 422) | {200: handed_out(SAFETENSORS)},
+        responses=documented(401, 403, 404, 409, 413, 415, 422) | {200: handed_out(SAFETENSORS)},
     )
     async def descriptors(request: Request, expected: Expected = None, who: str = asks) -> Response:
         """A better embedding, from how a client's training changed the model of the last one."""
@@ -120,7 +120,7 @@ def current(service: Service, expected: str | None) -> Edition:
     """The edition of now, if it is the one that the client's encoder is of."""
     edition = service.edition
     if expected is not None and expected != edition.version:
-        raise Problem(412, "This server has taken over another bundle; fetch its encoder, and describe again.")
+        raise Problem(409, "This server has taken over another bundle; fetch its encoder, and describe again.")
     return edition
 
 
