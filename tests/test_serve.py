@@ -168,6 +168,10 @@ def test_coverage_where_there_is_a_gate(served: Served) -> None:
     client = served({"gate": True})
     told = client.post("/v1/coverage", json={"descriptor": DESCRIPTOR}).json()
     assert told == {"covered": True, "distance": 1.5}
+    told = client.post("/v1/coverage", json={"descriptor": DESCRIPTOR, "entropy": 2.0}).json()
+    assert told == {"covered": False, "distance": 3.5}
+    wrong = {"descriptor": DESCRIPTOR, "entropy": -1.0}
+    assert is_problem(client.post("/v1/coverage", json=wrong), 422, "entropy")
     assert client.get("/v1/bundle").json()["gate"]["places"] == [[0.0, 0.0]] * 4
     assert is_problem(served().post("/v1/coverage", json={"descriptor": DESCRIPTOR}), 404, "no gate")
 
@@ -521,6 +525,8 @@ def test_what_a_key_spends_is_written_down_and_refused_when_spent(
         assert ask(first, "/v1/coverage").status_code == 200
         first += 1
     assert is_problem(answer, 403, "budget of 2")
+    bare = {"descriptor": DESCRIPTOR, "entropy": 1.0}
+    assert is_problem(client.post("/v1/coverage", json=bare, headers=shop[1]), 422, "no noise")
     assert 3 <= len(answers) <= 4  # answers add up like squares of epsilon
     assert Ledger(tmp_path / "ledger").spent("shop")[1] == len(answers)
     again = served(facts, keys=shop[0], ledger=ledger)

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from .. import __version__
 from . import metrics, pages, v1, v2
-from .bodies import Described, Inference
+from .bodies import Covered, Described, Inference
 from .edition import SAFETENSORS
 from .guard import Guard
 from .problems import Problem, documented, tell
@@ -94,14 +94,15 @@ def document(app: FastAPI, service: Service) -> dict[str, Any]:
     """OpenAPI, with the sizes of the bundle that is served now."""
     bundle = service.edition.bundle
     found = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    described = Described.model_json_schema()
-    described["properties"]["descriptor"] |= {"minItems": bundle.descriptor, "maxItems": bundle.descriptor}
+    described, covered = Described.model_json_schema(), Covered.model_json_schema()
+    for body in (described, covered):
+        body["properties"]["descriptor"] |= {"minItems": bundle.descriptor, "maxItems": bundle.descriptor}
     inference = Inference.model_json_schema(ref_template="#/components/schemas/{model}")
     found.setdefault("components", {}).setdefault("schemas", {}).update(inference.pop("$defs"))
     binary = {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}
     bodies: dict[str, Any] = {
         "/v1/models": {"application/json": {"schema": described}},
-        "/v1/coverage": {"application/json": {"schema": described}},
+        "/v1/coverage": {"application/json": {"schema": covered}},
         "/v1/descriptors": binary,
         "/v2/models/{name}/infer": {"application/json": {"schema": inference}},
     }

@@ -23,9 +23,15 @@ class Strict(BaseModel):
 
 
 class Described(Strict):
-    """The body of /v1/models and /v1/coverage."""
+    """The body of /v1/models."""
 
     descriptor: list[Number]
+
+
+class Covered(Described):
+    """The body of /v1/coverage; a gate may ask for one number more, which the client's model gives."""
+
+    entropy: Annotated[Number, Field(ge=0)] | None = None  # mean of its predictions
 
 
 class Tensor(Strict):

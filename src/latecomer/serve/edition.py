@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import MissingExtra, RunError
+from ..errors import DataError, MissingExtra, RunError
 from ..privacy import Release
 from ..steps import phases_of, steps
 from ..tensorfile import pack
@@ -55,6 +55,7 @@ class Wish:
 
     descriptor: NDArray[np.float32]
     who: str
+    entropy: float | None = None  # for the gate
 
 
 @dataclass(frozen=True)
@@ -136,10 +137,14 @@ class Edition:
     def verdicts(self, wishes: list[Wish]) -> list[Any]:
         """How well the members cover every descriptor."""
         refused = self._charge(wishes)
-        return [
-            verdict(self.gate.judge(wish.descriptor)) if no is None else no
-            for wish, no in zip(wishes, refused, strict=True)
-        ]
+        return [self._judge(wish) if no is None else no for wish, no in zip(wishes, refused, strict=True)]
+
+    def _judge(self, wish: Wish) -> dict[str, Any] | Problem:
+        more = [] if wish.entropy is None else [wish.entropy]
+        try:
+            return verdict(self.gate.judge(np.append(wish.descriptor, more)))
+        except DataError as error:  # it asks for the entropy, or for none
+            return Problem(422, str(error))
 
     def refitted(self, asked: list[Turn]) -> list[Any]:
         """Better embeddings, one after the other."""

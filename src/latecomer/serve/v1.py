@@ -10,7 +10,7 @@ import numpy as np
 from fastapi import APIRouter, Header, Request, Response
 
 from ..tensorfile import TensorFileError, unpack
-from .bodies import Described, numbers, parsed, read
+from .bodies import Covered, Described, numbers, parsed, read
 from .edition import MAKES_MODELS, ONNX, SAFETENSORS, Content, Edition, Turn, Wish
 from .problems import Problem, documented
 from .service import Service
@@ -75,7 +75,10 @@ def routes(service: Service, allowed: Any) -> APIRouter:
         edition = current(service, expected)
         if edition.gate is None:
             raise Problem(404, "This bundle has no gate, so it cannot say whom it covers.")
-        verdict = await service.batcher.ask(edition.verdicts, await described(request, edition, who))
+        wish = await described(request, edition, who, Covered)
+        if wish.entropy is not None and edition.release is not None:
+            raise Problem(422, "Descriptors of this bundle are private, and no noise would protect an entropy.")
+        verdict = await service.batcher.ask(edition.verdicts, wish)
         return Response(json.dumps(verdict), 200, {BUNDLE: edition.version}, "application/json")
 
     @router.post(
@@ -124,11 +127,12 @@ def current(service: Service, expected: str | None) -> Edition:
     return edition
 
 
-async def described(request: Request, edition: Edition, who: str) -> Wish:
+async def described(request: Request, edition: Edition, who: str, kind: type[Described] = Described) -> Wish:
     """The descriptor that a request brings."""
     makes_models(edition)
-    body = parsed(Described, await read(request, "application/json", body_bytes(edition)))
-    return Wish(numbers(body.descriptor, edition.bundle.descriptor, "The descriptor"), who)
+    body = parsed(kind, await read(request, "application/json", body_bytes(edition)))
+    descriptor = numbers(body.descriptor, edition.bundle.descriptor, "The descriptor")
+    return Wish(descriptor, who, body.entropy if isinstance(body, Covered) else None)
 
 
 def makes_models(edition: Edition) -> None:
