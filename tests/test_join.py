@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import latecomer
 import latecomer.handover.join as joining
+from console import environment, start
 from latecomer import tensorfile
 from latecomer.errors import DataError, ServerError, SettingError
 from latecomer.handover.bundle import Bundle, publish
@@ -131,9 +132,8 @@ def test_the_command_serves_over_tls_to_whoever_has_a_key(
     cert, private = certificate(tmp_path)
     keys, text = Keys().new("shop", ["models", "encoder"])
     keys.write(tmp_path / "keys.json")
-    command = [sys.executable, "-m", "latecomer", "serve", str(runs("pefll")[1]), "--port", "0"]
-    command += ["--certificate", cert, "--private-key", private, "--keys", str(tmp_path / "keys.json")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    words = ["--certificate", cert, "--private-key", private, "--keys", tmp_path / "keys.json"]
+    with start(tmp_path, "serve", runs("pefll")[1], "--port", 0, *words) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         url = process.stdout.readline().split()[-1]
@@ -266,8 +266,8 @@ def test_bad_data_and_addresses_are_one_sentence(scripted: Any) -> None:
 
 def test_it_needs_neither_torch_nor_onnxruntime_to_talk() -> None:
     program = "import sys, latecomer; latecomer.join; print({'torch', 'onnxruntime', 'safetensors'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    found = subprocess.check_output([sys.executable, "-c", program], text=True, env=environment())
+    assert found == "set()\n"
 
 
 @pytest.mark.parametrize("cut", [0, 4, 8, 20, -1])
