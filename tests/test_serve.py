@@ -11,6 +11,8 @@ import re
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +24,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from console import Command
+from console import Command, environment
 from fakes import FakeBundle
 from latecomer import tensorfile
 from latecomer.errors import RunError, SettingError
@@ -32,7 +34,7 @@ from latecomer.serve.batching import Batcher
 from latecomer.serve.keys import DAY, Keys
 from latecomer.serve.ledger import Ledger
 from latecomer.serve.limits import Buckets, whose
-from latecomer.serve.listen import Server, configure
+from latecomer.serve.listen import Server, configure, listen
 from latecomer.serve.problems import Problem
 from latecomer.serve.service import Service
 from latecomer.serve.settings import Serving
@@ -378,12 +380,14 @@ def test_who_asks_too_often_is_told_when_to_come_again(served: Served, shop: tup
 
 
 def test_a_full_queue_is_told_to_come_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, go = served(waiting=1), threading.Event()
+    client, begun, go = served(waiting=1), threading.Event(), threading.Event()
     bundle = client.service.edition.bundle  # type: ignore[attr-defined]
     generate = bundle.generate
-    monkeypatch.setattr(bundle, "generate", lambda v: go.wait(10) and generate(v))
+    monkeypatch.setattr(bundle, "generate", lambda v: begun.set() or (go.wait(10) and generate(v)))
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(client.post, "/v1/models", json={"descriptor": DESCRIPTOR}) for _ in range(8)]
+        asked = [pool.submit(client.post, "/v1/models", json={"descriptor": DESCRIPTOR})]
+        begun.wait(10)
+        asked += [pool.submit(client.post, "/v1/models", json={"descriptor": DESCRIPTOR}) for _ in range(7)]
         while sum(one.done() for one in asked) < 6:
             time.sleep(0.01)
         go.set()
@@ -534,6 +538,17 @@ def test_what_a_key_spends_is_written_down_and_refused_when_spent(
     assert b"descriptor" not in (tmp_path / "ledger").read_bytes().split(b"CREATE")[0]
 
 
+def test_the_ledger_survives_a_process_that_does_not(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, pathlib; from latecomer.privacy import Release; from latecomer.serve.ledger import Ledger\n"
+        "Ledger(pathlib.Path(sys.argv[1])).charge(Release.gaussian(1.0, 1e-5), 'v', [('shop', b'd')])\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path / "ledger")]
+    assert subprocess.run(words, env=environment(), check=False).returncode == -9
+    assert Ledger(tmp_path / "ledger").spent("shop")[1] == 1
+
+
 def test_a_bundle_that_costs_privacy_needs_a_ledger(tmp_path: Path) -> None:
     path = FakeBundle.make(tmp_path / "b", epsilon=1.0)
     with pytest.raises(RunError, match="--ledger"):
@@ -575,6 +590,14 @@ def test_nothing_is_handed_out_that_cannot_be_written_down(
 def test_unsafe_settings_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingError, match=words):
         Serving(**settings).check()
+
+
+def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = Serving(port=taken.getsockname()[1])
+        service = Service(FakeBundle.make(tmp_path / "b"), settings, FakeBundle.open)
+        with pytest.raises(SettingError, match="Nothing can listen"):
+            listen(service, print)
 
 
 def test_safe_settings_are_not() -> None:

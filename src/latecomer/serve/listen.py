@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -140,4 +141,10 @@ def configure(service: Service) -> uvicorn.Config:
 
 def listen(service: Service, announce: Callable[[str], None]) -> None:
     """Serve until a signal says that it is enough; `announce` is told the address."""
-    Server(configure(service), service, announce).run()
+    s, config = service.settings, configure(service)
+    family = socket.AF_INET6 if ":" in s.host else socket.AF_INET
+    try:
+        door = socket.create_server((s.host, s.port), family=family, backlog=config.backlog)
+    except OSError as error:
+        raise SettingError(f"Nothing can listen on {s.host}, port {s.port}: {error.strerror or error}.") from error
+    Server(config, service, announce).run([door])
