@@ -56,7 +56,8 @@ class Browser:
                 "args": [*FLAGS, f"--user-data-dir={folder / 'profile'}", *flags],
                 "prefs": {"download.default_directory": str(self.downloads)},
             }
-            wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+            logs = {"browser": "WARNING", "performance": "ALL"}
+            wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": logs}
             self.base += "/session/" + self._ask("/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
         except BaseException:
             self._stop()
@@ -92,6 +93,17 @@ class Browser:
     def complaints(self) -> list[str]:
         """What the browser wrote to its console since it was asked last: errors and violations of the policy."""
         return [line["message"] for line in self._ask("/se/log", {"type": "browser"})]
+
+    def requests(self) -> list[tuple[str, str, str]]:
+        """All that the browser has sent since it was asked last, as it says itself: method, address and body."""
+        events = [json.loads(line["message"])["message"] for line in self._ask("/se/log", {"type": "performance"})]
+        sent = [event["params"]["request"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        return [(one["method"], one["url"], one.get("postData", "")) for one in sent]
+
+    def block(self, *patterns: str) -> None:
+        """From now on these addresses, and no others, cannot be reached."""
+        for name, given in (("Network.enable", {}), ("Network.setBlockedURLs", {"urls": patterns})):
+            self._ask("/goog/cdp/execute", {"cmd": name, "params": given})
 
     def picture(self, path: Path, width: int) -> None:
         """A screenshot of the whole page."""

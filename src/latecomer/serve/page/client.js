@@ -24,12 +24,6 @@ class Graph {
     return Object.assign(new Graph(), { ort, session: await ort.InferenceSession.create(graph, { externalData }) });
   }
 
-  /** The outputs whose sizes do not depend on the inputs. */
-  get fixed() {
-    const whole = ({ shape }) => shape.every((length) => typeof length === "number");
-    return this.session.outputMetadata.filter(whole).map(({ name }) => name);
-  }
-
   /** Its outputs from its inputs, both by name; all are {dtype, shape, data}. */
   async run(given) {
     const feeds = {}, outputs = {};
@@ -94,9 +88,8 @@ export class Client {
   /** The model that this browser makes of a client's data: nothing is sent. */
   async modelOf(data) {
     const leaves = await this.encode(data);
-    const fixed = this.encoder.fixed.map((name) => [name, leaves[name]]);
-    fixed.sort(([, a], [, b]) => b.data.BYTES_PER_ELEMENT - a.data.BYTES_PER_ELEMENT); // as model.onnx has them
-    return this.model(writeSafetensors(Object.fromEntries(fixed)), leaves);
+    const names = Object.keys(JSON.parse(this.facts.header)); // in the order in which model.onnx expects them
+    return this.model(writeSafetensors(Object.fromEntries(names.map((name) => [name, leaves[name]]))), leaves);
   }
 
   /** The model that everybody gets. */
