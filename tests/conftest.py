@@ -15,8 +15,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Warnings are errors, but not those that Flower's own dependencies exchange while it is imported."""
+    """Warnings are errors, but not those that dependencies exchange among themselves while they are imported."""
     config.addinivalue_line("filterwarnings", r"ignore:'click\.:DeprecationWarning")
+    config.addinivalue_line("filterwarnings", "ignore:Using `httpx` with `starlette.testclient`")
+    config.addinivalue_line("filterwarnings", r"ignore:The anyio\.:DeprecationWarning")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

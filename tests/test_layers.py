@@ -25,7 +25,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("schedule", "steps", "settings", "plan", "checks", "cohorts", "tally", "methods", "nets", "data"),
     ),
     "operations": ("ops",),
-    "ground": ("errors", "private", "__version__"),  # imports nothing of ours
+    "ground": ("errors", "private", "tensorfile", "__version__"),  # imports nothing of ours
 }
 
 # Packages that have one place each, where they may be missing.
@@ -37,6 +37,13 @@ PLACES: dict[str, str] = {
     "dp_accounting": "privacy",
     "faiss": "ops.search",
     "rich": "cli",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "starlette": "serve",
+    "pydantic": "serve",
+    "onnx": "handover",
+    "onnxscript": "handover",
+    "onnxruntime": "handover",
 }
 
 # What asks for a device or for a transform: tokens, so that comments and strings may speak of them.

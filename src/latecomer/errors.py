@@ -9,6 +9,7 @@ LatecomerError                 one sentence for a person; the command line print
 ├── BudgetSpent                a client that has given away as much as it may, and does not answer
 ├── StepError                  a client step that raised; names client, round, step and argument
 ├── RunError                   a run folder or checkpoint that cannot be used
+├── BundleError                a bundle that cannot be made, or is damaged
 ├── MemoryShortage             the device is out of memory; says which --chunk would fit, or what to make smaller
 └── MissingExtra               an optional dependency that is not installed; says which extra brings it
 """
@@ -60,6 +61,10 @@ class StepError(LatecomerError):
 
 
 class RunError(LatecomerError):
+    pass
+
+
+class BundleError(LatecomerError):
     pass
 
 

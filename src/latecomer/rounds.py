@@ -102,19 +102,34 @@ def fitted(
     return replies, lambda change: pull(tree.scale(change, -1))
 
 
-def fit_descriptors(turns: Sequence[Clients], fit: Step, generate: Callable[..., Tree], v: Tensor, lr: float) -> Tensor:
-    """Descriptors of new clients, fitted by Adam over some exchanges while the hypernetwork stays as it is.
+@dataclass(frozen=True)
+class Fitting:
+    """How descriptors of new clients are fitted, by Adam over some turns, while the hypernetwork stays as it is.
 
     Adam, because how large gradients are depends on data, local training and hypernetwork, while descriptors are of
     the order of one; and no clipping, so that clients do not affect each other.
     """
-    params, optimiser = {"v": v}, Adam(lr)
-    state = tree.to(optimiser.init(params), v.device)
-    for clients in turns:
-        update, pull = fitted(clients, fit, generate, params["v"])
-        (gradient,) = pull(update.each)
-        params, state = optimiser.step(params, {"v": gradient}, state)
-    return params["v"]
+
+    generate: Callable[[Tensor], Tree]  # descriptors to models, a row each
+    lr: float
+
+    def begin(self, v: Tensor) -> Tree:
+        """Adam's moments before the first turn."""
+        return tree.to(Adam(self.lr).init({"v": v}), v.device)
+
+    def turn(self, v: Tensor, moments: Tree, change: Tree) -> tuple[Tensor, Tree]:
+        """Better descriptors, after clients trained the models of these, which changed so."""
+        _, pull = pullback(self.generate, v)
+        (gradient,) = pull(tree.scale(change, -1))
+        params, moments = Adam(self.lr).step({"v": v}, {"v": gradient}, moments)
+        return params["v"], moments
+
+    def over(self, turns: Sequence[Clients], fit: Step, v: Tensor) -> Tensor:
+        """The descriptors after all turns."""
+        moments = self.begin(v)
+        for clients in turns:
+            v, moments = self.turn(v, moments, clients.run(fit, each={"params": self.generate(v)}).each)
+        return v
 
 
 # on the server: clients whose models have several sizes

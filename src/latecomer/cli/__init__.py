@@ -19,8 +19,11 @@ VERBS = {
     "demo": "members, latecomers and six methods on embedded data, in about a minute",
     "run": "train a method and write a run folder",
     "resume": "go on where a stopped run's last checkpoint is",
+    "publish": "make a bundle of a finished run, from which newcomers get their models",
     "list": "the methods, data sets, partitions, models and engines there are",
     "show": "a method's settings: their meaning, their defaults and what they allow",
+    "serve": "hand out models of a published bundle over HTTP",
+    "keys": "make, replace, list and revoke the API keys of a server",
     "completion": "a script that lets a shell complete commands, methods and settings",
 }
 

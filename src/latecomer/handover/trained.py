@@ -86,7 +86,7 @@ class Trained:
         `seed` says which of the run's servers, `client` which number the client has: batches are drawn by it.
         """
         x, y = self._checked(x, y, "x", "y")
-        number = self._server(seed)
+        number = self.server(seed)
         if held_out is None:
             share = self.experiment.settings.validation if (y >= 0).any() else 0.0
             apart = hold_out(np.zeros(len(y), int), y, share, np.random.default_rng(number))
@@ -131,7 +131,8 @@ class Trained:
         first = self.experiment.settings.seed
         return [first + k for k in range(len(self.states))]
 
-    def _server(self, seed: int | None) -> int:
+    def server(self, seed: int | None) -> int:
+        """Which of the run's servers has a seed; None: the first."""
         if seed is None:
             return 0
         if seed not in self.seeds:

@@ -121,11 +121,19 @@ class PFedHN(TrainsBySteps):
 
     def novel(self, state: Tree, group: rounds.Group) -> Tensor:
         """Section 5.3: new embeddings are fitted over a few exchanges, while the hypernetwork stays as it is."""
-        v = state["learned"]["embedding"].mean(0).repeat(len(group.clients), 1)
+        turns, v = group.clients.turns(self.novel_rounds), self.start(state, group.clients.index)
+        return self.fitting(state, group.size).over(turns, self.fit, v)
+
+    def start(self, state: Tree, ids: Tensor) -> Tensor:
+        """Where the embeddings of latecomers begin."""
         if "novel" in state:
-            v = state["novel"][(group.clients.index - self.members) % len(state["novel"])]
-        generate = partial(self.hyper.generate, state["learned"]["hyper"], branch=group.size)
-        return rounds.fit_descriptors(group.clients.turns(self.novel_rounds), self.fit, generate, v, self.novel_lr)
+            drawn: Tensor = state["novel"][(ids - self.members) % len(state["novel"])]
+            return drawn
+        return state["learned"]["embedding"].mean(0).repeat(len(ids), 1)
+
+    def fitting(self, state: Tree, size: str = "") -> rounds.Fitting:
+        generate = partial(self.hyper.generate, state["learned"]["hyper"], branch=size)
+        return rounds.Fitting(generate, self.novel_lr)
 
     def meet(self, clients: Clients) -> list[rounds.Group]:
         """The cohort in groups of one size, after the clients have introduced themselves where that matters."""

@@ -1,0 +1,265 @@
+"""The rule by which a newcomer comes by its model, found by watching a method personalise a client that is made up.
+
+- common: everybody gets the same weights;
+- generate: the client makes its weights of its data, without training;
+- describe: the client sends a descriptor, and the server makes weights of it;
+- train: the client trains, and knows all that the server knows;
+- fit: the server fits a descriptor over several turns, in which the client trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .. import tree
+from ..clients import Ask, Clients
+from ..data import Form
+from ..data.federation import places
+from ..errors import BundleError
+from ..method import Method
+from ..ops.shuffle import lot
+from ..task import Batch, one_hot
+from ..tree import Tree
+from .export import MOST, Watch
+from .trained import EVERYBODY, received
+
+Name = Literal["common", "generate", "describe", "train", "fit"]
+HELD = ("held_x", "held_y")  # examples that are held out, and their labels
+FIRST, SECOND = (6, 3), (9, 5)  # examples and held-out examples of the two clients that are made up
+
+
+class Guest:
+    """The home of a client of which there are only tensors. What a step asks of it is written down."""
+
+    def __init__(
+        self,
+        given: Mapping[str, Tensor],  # x, as a model sees it, y, and where there are any held_x, held_y, noise
+        memory: Tree,
+        lots: Callable[[str], Tensor],
+        pad: int = 0,  # examples of padding behind the real ones
+        dry: bool = False,  # one batch stands for all of them
+    ) -> None:
+        self.given, self.lot, self.pad, self.dry = given, lots, pad, dry
+        self.round, self.budget = torch.tensor(EVERYBODY), places("M")
+        self._memory = memory
+        self.asked: dict[str, None] = {}  # a set that keeps its order
+        self.kept = False
+        self.drawn = 0  # of the noise
+
+    @property
+    def memory(self) -> Tree:
+        return self._memory
+
+    @memory.setter
+    def memory(self, kept: Tree) -> None:
+        self._memory, self.kept = kept, True
+
+    def all(self, split: str = "train") -> Batch:
+        names = {"train": ("x", "y"), "val": HELD}[split]
+        self.asked |= dict.fromkeys(names)
+        x, y = (self.given[name] for name in names)
+        real = torch.ones_like(y, dtype=torch.bool)
+        if self.pad:
+            x = torch.cat([x, x.new_zeros(self.pad, *x.shape[1:])])
+            y, real = torch.cat([y, y.new_full((self.pad,), -1)]), torch.cat([real, real.new_zeros(self.pad)])
+        return Batch(x, y.long(), real)
+
+    def counts(self, classes: int) -> Tensor:
+        self.asked |= {"y": None}
+        return one_hot(self.given["y"], classes).sum(0)
+
+    def noise(self, size: int, purpose: str = "noise", dtype: torch.dtype | None = None) -> Tensor:
+        self.asked |= {"noise": None}
+        numbers = torch.zeros(size) if self.dry else self.given["noise"][self.drawn : self.drawn + size]
+        self.drawn += size
+        return numbers.to(dtype or torch.float32)
+
+    def batch(self, size: int, purpose: str = "batch") -> Batch:
+        return next(iter(self.batches(1, size, purpose)))
+
+    def batches(self, steps: int, size: int, purpose: str = "batches") -> Sequence[Batch]:
+        self.asked |= {"batches": None}
+        return [self.all()]
+
+    def epochs(self, count: int, size: int, purpose: str = "batches") -> Sequence[Batch]:
+        return self.batches(count, size, purpose)
+
+
+class Turned(Exception):
+    """A client is asked for something in a turn of its own: nobody has to see how that ends."""
+
+
+@dataclass
+class Dry:
+    """An engine with one client, a guest; it writes down what the client is asked, sent and answers."""
+
+    method: Method
+    guest: Guest
+    watch: Watch = field(default_factory=Watch)
+    device: torch.device = torch.device("cpu")
+    one_by_one: bool = True
+    steps: list[tuple[str, Tree, Tree]] = field(default_factory=list)  # name, message, reply
+
+    def exchange(self, step: str, asks: Sequence[Ask]) -> None:
+        (ask,) = asks
+        if ask.round < EVERYBODY:
+            raise Turned
+        message = ask.shared | ask.recalled | tree.row(ask.each, 0)
+        with self.watch:
+            reply: Tree = getattr(self.method, step)(self.guest, **message)
+        self.steps.append((step, message, reply))
+        ask.take(slice(0, 1), tree.map(lambda leaf: leaf[None], reply), torch.ones(1), torch.ones(1, dtype=torch.bool))
+
+    def memories(self, run: int) -> Tree:
+        return {}
+
+    def remember(self, run: int, kept: Tree) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """How a newcomer comes by its model, and what it takes."""
+
+    name: Name
+    method: Method
+    form: Form
+    memory: Tree
+    lots: Callable[[str], Tensor]
+    inputs: tuple[str, ...] = ()  # of the graph that runs on the client: x, y, held_x, held_y, noise
+    noise: int = 0  # standard normal numbers that it takes
+    step: str = ""  # describe: what the client is asked for
+    sent: Tree = field(default_factory=dict)  # with what the client describes itself, or makes its model
+    reply: Tree = field(default_factory=dict)  # describe: an answer
+    model: Tree = field(default_factory=dict)  # a client's model
+    free: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # its leaves whose sizes differ, and where
+
+    @property
+    def descriptor(self) -> int:
+        """How many numbers describe a client."""
+        return sum(leaf.numel() for leaf in tree.leaves(self.reply))
+
+    @property
+    def pad(self) -> int:
+        """Where models grow with their clients' examples, padding makes sure that there are enough to search in."""
+        return 64 if self.free else 0
+
+    def encode(self, data: Mapping[str, Tensor], sent: Tree) -> Tree:
+        """On the client: its descriptor, or its model."""
+        given = {name: self.form.prepare(value) if name.endswith("x") else value for name, value in data.items()}
+        home = Guest(given, self.memory, self.lots, self.pad)
+        if self.name == "generate":
+            return self.method.model(home, **sent)
+        reply: Tree = getattr(self.method, self.step)(home, **sent)
+        return {"descriptor": torch.cat([leaf.reshape(-1).float() for leaf in tree.leaves(reply)])}
+
+    def logits(self, model: Tree, x: Tensor) -> Tensor:
+        """What a client's model says of examples as they are stored."""
+        return self.method.logits(model, self.form.prepare(x)).float()
+
+    def example(self) -> dict[str, Tensor]:
+        """Inputs of the graph that runs on the client, made up."""
+        made = stored(self.form, *FIRST) | {"noise": torch.zeros(self.noise, dtype=torch.float64)}
+        return {name: made[name] for name in self.inputs}
+
+
+def stored(form: Form, count: int, held: int) -> dict[str, Tensor]:
+    """Examples as they are stored, made up, and their labels."""
+    generator = torch.Generator().manual_seed(0)
+    dtype: torch.dtype = getattr(torch, form.dtype)
+
+    def examples(size: int) -> Tensor:
+        if dtype.is_floating_point:
+            return torch.randn(size, *form.stored, generator=generator).to(dtype)
+        high = 256 if form.images else 2 if dtype == torch.bool else form.classes
+        return torch.randint(high, (size, *form.stored), generator=generator).to(dtype)
+
+    def labels(size: int) -> Tensor:
+        return (torch.arange(size) % form.classes).to(torch.int32)
+
+    return {"x": examples(count), "y": labels(count), "held_x": examples(held), "held_y": labels(held)}
+
+
+def find(method: Method, form: Form, state: Tree, seed: int) -> Rule:
+    """The rule of a method; a BundleError where it has none that a stranger could follow."""
+    kind = type(method).__name__
+    if method.task.sizes:
+        raise BundleError(f"{kind} with --budgets cannot be published: its clients have models of several sizes.")
+    memory = method.memory(torch.Generator().manual_seed(seed))
+    number, drawn = max(method.clients - 1, method.members), dict[str, Tensor]()
+
+    def lots(purpose: str) -> Tensor:
+        if purpose not in drawn:
+            drawn[purpose] = lot(torch.tensor(seed), torch.tensor(number), purpose)
+        return drawn[purpose]
+
+    def meet(sizes: tuple[int, int]) -> tuple[Dry, Guest, Tree, Tree]:
+        given = {k: form.prepare(v) if k.endswith("x") else v for k, v in stored(form, *sizes).items()}
+        guest = Guest(given, memory, lots, dry=True)
+        engine = Dry(method, guest)
+        clients = Clients(engine, torch.tensor([number]), EVERYBODY, scratch=0)
+        with torch.no_grad():
+            sent = received(method.personalise(state, clients), clients)
+            at_home = Guest(given, guest.memory, lots, dry=True)
+            with engine.watch:
+                model = method.model(at_home, **sent)
+        return engine, at_home, sent, model
+
+    none = Rule("train", method, form, memory, lots)
+    try:
+        engine, at_home, sent, model = meet(FIRST)
+    except Turned:
+        if not hasattr(method, "fitting") or memory:
+            raise BundleError(
+                f"{kind} cannot be published so: its clients keep something of their own while they are fitted."
+            ) from None
+        v = method.start(state, torch.tensor([number]))  # type: ignore[attr-defined]
+        return replace(none, name="fit", reply={"v": v[0]}, model=tree.row(method.fitting(state).generate(v), 0))
+    asked, trains = engine.guest.asked | at_home.asked, engine.watch.trains or engine.guest.kept
+    answers = [one for one in engine.steps if one[2]]
+    if "batches" in asked and answers and not trains:
+        raise BundleError(f"{kind} cannot be published so: a newcomer draws random batches, which no graph can do.")
+    if trains or "batches" in asked or (not answers and engine.watch.calls > MOST):
+        _check_public(method, state, [sent, *(message for _, message, _ in engine.steps)])
+        return replace(none, model=model)
+    inputs = ("x", "y", *(name for name in (*HELD, "noise") if name in asked))
+    if not asked:
+        return replace(none, name="common", model=model)
+    if not answers:
+        free = differing(model, meet(SECOND)[3])
+        return replace(none, name="generate", inputs=inputs, noise=at_home.drawn, sent=sent, model=model, free=free)
+    if len(answers) > 1 or at_home.asked:
+        raise BundleError(f"{kind} cannot be published: it asks a newcomer for more than one descriptor.")
+    ((step, message, reply),) = answers
+    told: dict[str, Any] = {
+        "inputs": inputs,
+        "noise": engine.guest.drawn,
+        "step": step,
+        "sent": message,
+        "reply": reply,
+    }
+    return replace(none, name="describe", model=model, **told)
+
+
+def differing(a: Tree, b: Tree) -> dict[str, tuple[int, ...]]:
+    """The dimensions in which the leaves of two models differ, by leaf."""
+    others = tree.flatten(b)
+    pairs = {path: enumerate(zip(x.shape, others[path].shape, strict=True)) for path, x in tree.flatten(a).items()}
+    found = {path: tuple(k for k, (one, other) in sizes if one != other) for path, sizes in pairs.items()}
+    return {path: places for path, places in found.items() if places}
+
+
+def _check_public(method: Method, state: Tree, messages: Sequence[Tree]) -> None:
+    """Clients that train alone need the server's state, so all of it must be what clients are sent anyway."""
+    sent = {leaf.data_ptr() for message in messages for leaf in tree.leaves(message)}
+    secret = sorted({path.partition("/")[0] for path, x in tree.flatten(state).items() if x.data_ptr() not in sent})
+    if secret:
+        raise BundleError(
+            f"{type(method).__name__} cannot be published: a newcomer trains, and the server's state holds what "
+            f"clients are not sent ({', '.join(secret)})."
+        )

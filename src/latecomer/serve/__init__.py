@@ -1,0 +1,1 @@
+"""A published bundle over HTTP: descriptors in, models out. `latecomer serve` starts it."""
