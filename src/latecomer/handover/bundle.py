@@ -244,6 +244,7 @@ def publish(trained: Trained, folder: str | os.PathLike[str], seed: int | None =
             "inputs": list(found.inputs),
             "noise": found.noise,
             "weights": layout_of(found).count,
+            "header": layout_of(found).header[8:].decode(),  # behind its length, the beginning of a model.safetensors
             "recipe": recipe.of(trained.experiment, trained.method, trained.form),
             "files": files,
         }
@@ -283,9 +284,11 @@ def write(found: Rule, state: Tree, draft: Path) -> dict[str, str]:
 
 def write_encoder(found: Rule, public: Path) -> Tree | None:
     """The graph that runs on the client, and its weights; returns the model that it makes, where it makes one."""
-    sent, data = tree.flatten(found.sent), found.example()
+    sent, data = tree.flatten({"sent": found.sent}), found.example()  # a name of its own: a leaf may also be made
     free = {name: {0: "held" if name in rule.HELD else "n"} for name in data if name != "noise"}
-    graph = export.graph(lambda x, w: tree.flatten(found.encode(x, tree.unflatten(w))), data, sent, free)
+    graph = export.graph(
+        lambda x, w: tree.flatten(found.encode(x, tree.unflatten(w).get("sent", {}))), data, sent, free, {}
+    )
     numbers = {name: leaf for name, leaf in (sent | export.constants(graph)).items() if name in export.used(graph)}
     layout = Layout(numbers)
     export.beside(graph, layout, "encoder.safetensors")
@@ -306,7 +309,7 @@ def model_graph(found: Rule, example: Tree) -> Any:
         data,
         {name: leaf for name, leaf in flat.items() if name not in found.free},
         free,
-        found.pad or 1,
+        {"stored": found.pad},
     )
     export.beside(graph, layout_of(found), "model.safetensors")
     return graph

@@ -53,12 +53,12 @@ def graph(
     data: Mapping[str, Tensor],
     weights: Mapping[str, Tensor],
     free: Mapping[str, Mapping[int, str]],
-    least: int = 1,
+    least: Mapping[str, int],
 ) -> Any:
     """The graph of a function, a `ModelProto` whose inputs are the data, and the weights that it looks at.
 
-    `data` and `weights` are examples; `free` names the dimensions that may have another size, from `least` on, by
-    input.
+    `data` and `weights` are examples; `free` names the dimensions that may have another size, by input, and `least`
+    says how small they may be.
     """
     need("onnxscript", "export")
     onnx = need("onnx", "export")
@@ -70,7 +70,7 @@ def graph(
             f"torch would take minutes to make an ONNX graph of its {watch.calls:,} operations, all of them unrolled."
         )
     letters = {letter for places in free.values() for letter in places.values()}
-    sizes = {letter: torch.export.Dim(letter, min=least) for letter in letters}
+    sizes = {letter: torch.export.Dim(letter, min=least.get(letter, 1)) for letter in letters}
     shapes = tuple({place: sizes[letter] for place, letter in free.get(name, {}).items()} for name in names)
     with _quietly(), torch.no_grad():
         try:
@@ -82,6 +82,7 @@ def graph(
                 input_names=names,
                 output_names=outputs,
                 dynamic_shapes=(shapes,),
+                custom_translation_table={torch.ops.aten._cdist_forward.default: _distances},
             )
         except torch.onnx.errors.OnnxExporterError as error:
             raise BundleError(f"torch cannot make an ONNX graph of it: {_reason(error)}.") from error
@@ -152,6 +153,13 @@ def alone(model: Any, file: bytes) -> bytes:
 def read(text: bytes) -> Any:
     """A graph from its file."""
     return need("onnx", "export").ModelProto.FromString(text)
+
+
+def _distances(a: Any, b: Any, p: float, compute_mode: int | None) -> Any:
+    """Euclidean distances by differences, which ONNX has no operation for: [n, width] and [m, width] to [n, m]."""
+    op = need("onnxscript", "export").opset18
+    gaps = op.Sub(op.Unsqueeze(a, [1]), op.Unsqueeze(b, [0]))
+    return op.ReduceL2(gaps, [2], keepdims=0)
 
 
 def _reason(error: Exception) -> str:

@@ -137,7 +137,7 @@ class Rule:
     sent: Tree = field(default_factory=dict)  # with what the client describes itself, or makes its model
     reply: Tree = field(default_factory=dict)  # describe: an answer
     model: Tree = field(default_factory=dict)  # a client's model
-    free: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # its leaves whose sizes differ, and where
+    free: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of its leaves those that are no weights: `loose`
 
     @property
     def descriptor(self) -> int:
@@ -147,7 +147,7 @@ class Rule:
     @property
     def pad(self) -> int:
         """Where models grow with their clients' examples, padding makes sure that there are enough to search in."""
-        return 64 if self.free else 0
+        return 64 if any(self.free.values()) else 0
 
     def encode(self, data: Mapping[str, Tensor], sent: Tree) -> Tree:
         """On the client: its descriptor, or its model."""
@@ -226,12 +226,12 @@ def find(method: Method, form: Form, state: Tree, seed: int) -> Rule:
         raise BundleError(f"{kind} cannot be published so: a newcomer draws random batches, which no graph can do.")
     if trains or "batches" in asked or (not answers and engine.watch.calls > MOST):
         _check_public(method, state, [sent, *(message for _, message, _ in engine.steps)])
-        return replace(none, model=model)
+        return replace(none, model=model, free=loose(model, meet(SECOND)[3]))
     inputs = ("x", "y", *(name for name in (*HELD, "noise") if name in asked))
     if not asked:
         return replace(none, name="common", model=model)
     if not answers:
-        free = differing(model, meet(SECOND)[3])
+        free = loose(model, meet(SECOND)[3])
         return replace(none, name="generate", inputs=inputs, noise=at_home.drawn, sent=sent, model=model, free=free)
     if len(answers) > 1 or at_home.asked:
         raise BundleError(f"{kind} cannot be published: it asks a newcomer for more than one descriptor.")
@@ -246,12 +246,16 @@ def find(method: Method, form: Form, state: Tree, seed: int) -> Rule:
     return replace(none, name="describe", model=model, **told)
 
 
-def differing(a: Tree, b: Tree) -> dict[str, tuple[int, ...]]:
-    """The dimensions in which the leaves of two models differ, by leaf."""
-    others = tree.flatten(b)
-    pairs = {path: enumerate(zip(x.shape, others[path].shape, strict=True)) for path, x in tree.flatten(a).items()}
-    found = {path: tuple(k for k, (one, other) in sizes if one != other) for path, sizes in pairs.items()}
-    return {path: places for path, places in found.items() if places}
+def loose(a: Tree, b: Tree) -> dict[str, tuple[int, ...]]:
+    """The leaves that cannot lie in a file of weights, where two models differ in size, and whole numbers, which ONNX
+    may want to know when it loads a graph; and the dimensions in which they differ.
+    """
+    found = {}
+    for path, leaf in tree.flatten(a).items():
+        other = tree.flatten(b)[path]
+        if leaf.shape != other.shape or not leaf.is_floating_point():
+            found[path] = tuple(k for k in range(leaf.ndim) if leaf.shape[k] != other.shape[k])
+    return found
 
 
 def _check_public(method: Method, state: Tree, messages: Sequence[Tree]) -> None:

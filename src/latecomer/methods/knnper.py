@@ -105,7 +105,7 @@ class KnnPer(TrainsByPasses):
     def store(self, home: Home, params: Tree, split: str = "train") -> Datastore:
         """Equation 3: the features of the client's examples, and their labels."""
         mine = home.all(split)
-        count, place = mine.real.sum(), torch.arange(len(mine.y), device=mine.y.device)
+        count, place = mine.real.sum(), torch.arange(mine.y.shape[0], device=mine.y.device)
         most = self.most(count, home.lot("weak"))
         kept = drawn(place, count, home.lot(f"datastore {split}")) < most
         if home.memory:

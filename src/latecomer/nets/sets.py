@@ -105,7 +105,7 @@ def bounded(features: Tensor, bound: float) -> Tensor:
     """
     rows = features.double().nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
     lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    return rows * (bound / lengths.clamp(min=bound))
+    return rows * (bound / torch.maximum(lengths, torch.full_like(lengths, bound)))  # an ONNX clip would cut lengths
 
 
 def features(kind: str, task: Task, width: int) -> Net:

@@ -47,7 +47,7 @@ def distances(
 
 def by_faiss(queries: Tensor, keys: Tensor, known: Tensor, search: Search) -> bool:
     """Whether FAISS searches: asked for or, with `auto`, where it is installed and pays; and somebody can be found."""
-    if search == "torch" or (search == "auto" and len(keys) < LARGE):
+    if search == "torch" or torch.compiler.is_exporting() or (search == "auto" and len(keys) < LARGE):
         return False
     plain = not any(map(mapped, (keys, known, queries))) and keys.device.type == "cpu"
     if search == "faiss" and not plain:
