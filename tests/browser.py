@@ -95,10 +95,11 @@ class Browser:
         return [line["message"] for line in self._ask("/se/log", {"type": "browser"})]
 
     def requests(self) -> list[tuple[str, str, str]]:
-        """All that the browser has sent since it was asked last, as it says itself: method, address and body."""
+        """All that pages have sent since they were asked last, as the browser says itself: method, address and body."""
         events = [json.loads(line["message"])["message"] for line in self._ask("/se/log", {"type": "performance"})]
         sent = [event["params"]["request"] for event in events if event["method"] == "Network.requestWillBeSent"]
-        return [(one["method"], one["url"], one.get("postData", "")) for one in sent]
+        lines = [(one["method"], one["url"], one.get("postData", "")) for one in sent]
+        return [line for line in lines if not line[1].startswith(("chrome:", "data:"))]  # its own empty page
 
     def block(self, *patterns: str) -> None:
         """From now on these addresses, and no others, cannot be reached."""

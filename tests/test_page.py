@@ -205,8 +205,7 @@ def test_the_whole_way(method: str, window: Browser, server: Callable[[str], Ser
     with zipfile.ZipFile(file) as archive:
         archive.extractall(tmp_path)
     file.unlink()
-    if method != "knnper":  # whose model is also what the client keeps
-        assert from_files(tmp_path / "model.onnx", more) == model.predict(more).tolist()
+    assert from_files(tmp_path / "model.onnx", more) == model.predict(more).tolist()
     if method in ("pefll", "odpflhn"):
         window.click("#alone")
         alone = until(lambda: next(iter(window.downloads.glob("*.onnx")), None), "the download")
@@ -229,7 +228,8 @@ def from_files(graph: Path, x: NDArray[Any]) -> list[int]:
     """What a program without latecomer predicts with a downloaded model."""
     import onnxruntime
 
-    (logits,) = onnxruntime.InferenceSession(graph).run(None, {"x": x})
+    grown = graph.with_name("inputs.safetensors")  # what grows with a client's examples
+    (logits,) = onnxruntime.InferenceSession(graph).run(None, {"x": x} | (load_file(grown) if grown.exists() else {}))
     found: list[int] = logits.argmax(1).tolist()
     return found
 
@@ -248,7 +248,7 @@ def test_methods_that_train_say_why_they_cannot(
         window.click("#make")
         assert "not one of your own" in outcome(window, "#status", "ready")
         params, form = at.trained.states[0]["params"], at.trained.form
-        logits = at.trained.method.task.model.apply(params, form.prepare(torch.from_numpy(at.own[0])))
+        logits = at.trained.method.task.model(params, form.prepare(torch.from_numpy(at.own[0])))
         assert guesses(window) == logits.argmax(1).tolist()
 
 
@@ -271,23 +271,23 @@ def test_a_folder_of_images_is_read_like_an_npz(
 
     Image.fromarray(x[0, :, :, 0]).resize((16, 16)).save(tmp_path / "large.png")
     window.write("#others", str(tmp_path / "large.png"))
-    until(lambda: "16 × 16 pixels" in window.text("#problem"), "the refusal")
+    until(lambda: "Tick “resize images”" in window.text("#problem"), "the refusal")
     window.click("#resize")
     window.write("#others", str(tmp_path / "large.png"))
-    outcome(window, "#score", "Predictions on other examples")
+    outcome(window, "#score", "Predictions, on other examples")
     assert len(guesses(window)) == 1
 
 
 def test_what_is_wrong_is_said_in_a_sentence(window: Browser, server: Callable[[str], Server], tmp_path: Path) -> None:
     at, (x, y) = (found := server("pefll")), found.own
     for name, arrays, sentence in (
-        ("shape", {"x": x[:, :4]}, "These examples are uint8 [4,8,1]; the server's models take images, 8 × 8 × 1"),
+        ("shape", {"x": x[:, :4]}, "These examples are uint8 [4,8,1]; the server's models take images"),
         ("label", {"x": x, "y": y + 100}, "is no label here: the classes are 0 to 9"),
         ("names", {"a": x}, "has no array x; it has a."),
     ):
         np.savez(tmp_path / f"{name}.npz", **arrays)
         window.write("#files", str(tmp_path / f"{name}.npz"))
-        until(lambda: sentence in window.text("#problem"), sentence)
+        until(lambda sentence=sentence: sentence in window.text("#problem"), sentence)
         assert window.script("return document.getElementById('make').disabled")
     give(window, tmp_path / "bare.npz", "#files", x)
     outcome(window, "#found", "no labels")

@@ -30,13 +30,12 @@ function make(tag, attributes, ...inside) {
 
 /** Does what a person asked for; what goes wrong is said in one place. */
 async function attempt(action) {
-  at("problem").hidden = true;
+  at("problem").textContent = "";
   try {
     await action();
   } catch (error) {
     at("status").textContent = "";
     at("problem").textContent = error.message;
-    at("problem").hidden = false;
   }
 }
 
@@ -59,7 +58,8 @@ async function connect() {
   await client.open();
   const { method, rule, recipe: { task }, weights, version } = client.facts;
   const size = `${plural(weights, "weight")}, ${task.classes} classes`;
-  at("facts").textContent = `Method ${method}, learned from ${plural(task.members, "member")}: ${size}. Bundle ${version.slice(0, 12)}.`;
+  const learned = `Method ${method}, learned from ${plural(task.members, "member")}`;
+  at("facts").textContent = `${learned}: ${size}. Bundle ${version.slice(0, 12)}.`;
   at("form").textContent = `The models take ${words(task)}.`;
   at("why").hidden = !(rule in ELSEWHERE);
   if (rule in ELSEWHERE) {
@@ -140,7 +140,7 @@ async function stand() {
   const between = `between ${percent(low)} and ${percent(high)}`;
   at("plot").replaceChildren(plot(client.facts.gate.places, nearest, place));
   at("verdict").replaceChildren(
-    make("p", { className: `verdict ${covered ? "yes" : "no"}` }, covered ? "Covered: members are like you." : "Unlike anyone."),
+    make("p", { className: covered ? "verdict yes" : "verdict no" }, covered ? "Covered" : "Unlike anyone"),
     make("p", {}, `About ${percent(accuracy)} of its predictions should be right: ${between}.`),
     range(accuracy, low, high),
     make("p", {}, `Advice: ${advice}.`),
@@ -152,8 +152,9 @@ async function show({ x, y, name }, where) {
   await say("Predicting…");
   const guesses = await model.predict(x);
   const known = y.filter((label) => label >= 0).length, right = y.filter((label, i) => label === guesses[i]).length;
-  const scored = known ? `${percent(right / known)} of ${plural(known, "label")} are right, ` : "Predictions ";
-  at("score").textContent = `${scored}${where}.${y.length > SHOWN ? ` The first ${SHOWN} of ${y.length} examples:` : ""}`;
+  const scored = known ? `${percent(right / known)} of ${plural(known, "label")} are right` : "Predictions";
+  const first = y.length > SHOWN ? ` The first ${SHOWN} of ${y.length} examples:` : "";
+  at("score").textContent = `${scored}, ${where}.${first}`;
   at("grid").dataset.guesses = guesses.join(); // all of them, for programs
   at("grid").replaceChildren(...guesses.slice(0, SHOWN).map((guess, i) => {
     const wrong = y[i] >= 0 && y[i] !== guess;
@@ -183,7 +184,7 @@ function account() {
   const bodies = requests.filter(({ sent }) => sent);
   const strange = bodies.filter(({ body }) => body !== JSON.stringify({ descriptor })).length;
   const bytes = bodies.reduce((sum, { sent }) => sum + sent, 0);
-  const what = strange ? `${strange} of them with something else than your descriptor` : "your descriptor, nothing else";
+  const what = strange ? `${strange} of them with something else than your descriptor` : "your descriptor alone";
   const told = `${plural(bytes, "byte")} in ${plural(bodies.length, "request")}: ${what}.`;
   at("sum").textContent = bodies.length ? told : "Nothing of yours.";
   at("requests").replaceChildren(...requests.map(({ method, path, status, sent, body }) => {

@@ -4,7 +4,7 @@ import { some } from "./form.js";
 import { writeSafetensors } from "./safetensors.js";
 
 const RUNTIME = new URL(".", import.meta.url).href; // onnxruntime-web's files lie beside this one
-const WITHOUT = "This server has no onnxruntime-web, so its page cannot run models; on the server, `make page` fetches it.";
+const WITHOUT = "This server has no onnxruntime-web, so its page cannot run models; there, `make page` fetches it.";
 const AT_ONCE = 256; // examples that are predicted together
 
 let loaded; // onnxruntime-web, when it was first needed
@@ -89,7 +89,8 @@ export class Client {
   async modelOf(data) {
     const leaves = await this.encode(data);
     const names = Object.keys(JSON.parse(this.facts.header)); // in the order in which model.onnx expects them
-    return this.model(writeSafetensors(Object.fromEntries(names.map((name) => [name, leaves[name]]))), leaves);
+    const pick = (chosen) => Object.fromEntries(chosen.map((name) => [name, leaves[name]]));
+    return this.model(writeSafetensors(pick(names)), pick(Object.keys(leaves).filter((name) => !names.includes(name))));
   }
 
   /** The model that everybody gets. */
@@ -117,6 +118,7 @@ export class Client {
   async model(weights, grown = {}) {
     const graph = await this.file("model.onnx");
     const files = { "model.onnx": graph, "model.safetensors": weights };
+    if (Object.keys(grown).length) files["inputs.safetensors"] = writeSafetensors(grown);
     return new Model(await Graph.open(graph, "model.safetensors", weights), files, grown);
   }
 
