@@ -20,6 +20,8 @@ from latecomer.steps import asked_in
 class FakeMethod:
     """Whose descriptors cost epsilon, if it is said how much."""
 
+    needs_labels = False
+
     def __init__(self, epsilon: float, budget: float) -> None:
         self.epsilon, self.budget = epsilon, budget
 

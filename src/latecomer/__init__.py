@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .data import Federation, federate
     from .engines import make as make_engine
     from .errors import LatecomerError
+    from .handover.join import join
     from .handover.personal import Personal
     from .handover.trained import Trained, load
     from .method import Method, asked_in, made
@@ -42,6 +43,7 @@ _WHERE = {
     "Tree": "tree",
     "asked_in": "method",
     "federate": "data",
+    "join": "handover.join",
     "load": "handover.trained",
     "made": "method",
     "make_engine": "engines:make",
@@ -69,6 +71,7 @@ __all__ = [
     "__version__",
     "asked_in",
     "federate",
+    "join",
     "load",
     "made",
     "make_engine",

@@ -10,6 +10,7 @@ LatecomerError                 one sentence for a person; the command line print
 ├── StepError                  a client step that raised; names client, round, step and argument
 ├── RunError                   a run folder or checkpoint that cannot be used
 ├── BundleError                a bundle that cannot be made, or is damaged
+├── ServerError                a server of models that cannot be reached, refuses, or sends what it did not promise
 ├── MemoryShortage             the device is out of memory; says which --chunk would fit, or what to make smaller
 └── MissingExtra               an optional dependency that is not installed; says which extra brings it
 """
@@ -65,6 +66,10 @@ class RunError(LatecomerError):
 
 
 class BundleError(LatecomerError):
+    pass
+
+
+class ServerError(LatecomerError):
     pass
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Self, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Self, get_args, get_type_hints
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ..errors import DataError
 from .arrays import checked_x, checked_y, kind_of
+
+if TYPE_CHECKING:  # whoever only checks examples may have no torch
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Form:
     @property
     def seen(self) -> torch.dtype:
         """The kind of numbers that a model sees: what is small to store is made large."""
+        import torch
+
         kept: torch.dtype = getattr(torch, self.dtype)
         if self.images or kept.is_floating_point:
             return torch.float32
@@ -45,6 +49,8 @@ class Form:
 
     def prepare(self, x: Tensor) -> Tensor:
         """Examples as they are stored, [n, ...], made ready for a model."""
+        import torch
+
         if not self.images:
             return x.to(self.seen)
         mean, std = (torch.tensor(t or d).expand(self.stored[-1]) for t, d in ((self.mean, 0.0), (self.std, 1.0)))

@@ -21,13 +21,17 @@ def of(experiment: Experiment, method: Method, form: Form) -> dict[str, Any]:
 
 def follow(recipe: Mapping[str, Any]) -> tuple[Method, Form]:
     """The method; a KeyError, TypeError, ValueError or LatecomerError where the recipe is none."""
+    return made_for(experiment(recipe), recipe["task"])
+
+
+def experiment(recipe: Mapping[str, Any], seed: int = 0) -> Experiment:
+    """As far as the recipe knows it: what stands for its data is another matter."""
     run = {name: recipe["run"][name] for name in RUN}
     start = {} if run["rounds"] else {"start": "elsewhere"}  # a model that was only personalised
-    experiment = Experiment.parse(str(recipe["method"]), {**recipe["settings"], **run, **start})
-    return made_for(experiment, recipe["task"])
+    return Experiment.parse(str(recipe["method"]), {**recipe["settings"], **run, **start, "seed": seed})
 
 
-def made_for(experiment: Experiment, task: Mapping[str, Any]) -> tuple[Method, Form]:
+def made_for(of_run: Experiment, task: Mapping[str, Any]) -> tuple[Method, Form]:
     """The method of an experiment for what a [task] table says of the examples and the clients."""
     form, clients, members = Form.read(task), int(task["clients"]), int(task["members"])
-    return experiment.method_for(form, clients, members), form
+    return of_run.method_for(form, clients, members), form

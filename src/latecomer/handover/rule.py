@@ -137,7 +137,9 @@ class Rule:
     sent: Tree = field(default_factory=dict)  # with what the client describes itself, or makes its model
     reply: Tree = field(default_factory=dict)  # describe: an answer
     model: Tree = field(default_factory=dict)  # a client's model
-    free: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of its leaves those that are no weights: `loose`
+    free: Mapping[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # of its leaves those that are no weights: `loose`
 
     @property
     def descriptor(self) -> int:

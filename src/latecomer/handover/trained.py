@@ -85,6 +85,19 @@ class Trained:
         well the model does. `held_out` are examples and labels to take instead; `(x[:0], y[:0])` holds out nothing.
         `seed` says which of the run's servers, `client` which number the client has: batches are drawn by it.
         """
+        return self._meet_one(*self.alone(x, y, held_out=held_out, seed=seed, client=client, budget=budget))
+
+    def alone(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        held_out: tuple[Any, Any] | None = None,
+        seed: int | None = None,
+        client: int | None = None,
+        budget: str = "M",
+    ) -> tuple[Federation, int]:
+        """The members, of whom nothing is here, and such a client; and which of the run's servers it meets."""
         x, y = self._checked(x, y, "x", "y")
         number = self.server(seed)
         if held_out is None:
@@ -97,8 +110,8 @@ class Trained:
             held_x, held_y = held_out
             if len(held_x):
                 held_x, held_y = self._checked(held_x, held_y, "held-out x", "held-out y")
-        federation = self._one(x, y, np.asarray(held_x), np.asarray(held_y), self.seeds[number], client, budget)
-        return self._meet_one(federation, number)
+        held = np.asarray(held_x), np.asarray(held_y)
+        return self._one(x, y, *held, self.seeds[number], client, budget), number
 
     def predict(self, new: Any, x: Any, y: Any = None) -> NDArray[np.int64]:
         """Labels for `new` examples of a client that has `x` and `y`."""

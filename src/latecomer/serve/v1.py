@@ -97,6 +97,7 @@ def facts(service: Service, edition: Edition) -> dict[str, Any]:
     """bundle.json without what is private, and what this server allows."""
     shown = dict(edition.bundle.facts)
     shown["files"] = {name: digest for name, digest in shown.get("files", {}).items() if name.startswith("public/")}
+    shown["needs_labels"] = edition.bundle.method.needs_labels
     s = service.settings
     limits = {"body": body_bytes(edition), "rate": s.rate, "burst": s.burst, "seconds": s.seconds}
     if edition.gate is not None:
