@@ -174,7 +174,8 @@ class Bundle:
             )
         like = tree.flatten(self.found.model)
         flat = torch.tensor(np.array(change, np.float32))
-        changed = tree.unravel(flat, {path: like[path][None] for path in self.layout.leaves})
+        rows = tree.unravel(flat, {path: like[path][None] for path in self.layout.leaves})
+        changed = tree.unflatten({path: rows[path] for path in like})
         before = {name: torch.tensor(np.array(x, np.float32)) for name, x in moments.items()} or fitting.begin(row)
         with torch.no_grad():
             after, now = fitting.turn(row, before, changed)

@@ -33,8 +33,23 @@ def card(config: Mapping[str, Any]) -> str:
         "Scores are of examples of the client that were held out; they say nothing about other data.",
         "",
         "    latecomer predict FOLDER --data more.npz -o labels.csv",
+        "",
+        *_without_torch(config["why"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _without_torch(why: Mapping[str, str]) -> list[str]:
+    if "model.onnx" in why:
+        return [f"There is no `model.onnx`, which would do without latecomer. {why['model.onnx']}"]
+    return [
+        "`model.onnx` does without latecomer and torch; it takes examples as they are stored:",
+        "",
+        "    import numpy, onnxruntime",
+        "",
+        '    session = onnxruntime.InferenceSession("model.onnx")',
+        '    labels = session.run(None, {"x": numpy.load("more.npz")["x"]})[0].argmax(1)',
+    ]
 
 
 def _normalisation(task: Mapping[str, Any]) -> str:

@@ -15,7 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .. import tree
+from ..data import Form
 from ..errors import BundleError, need
+from ..method import Method
+from ..tree import Tree
 from .layout import Layout
 
 MOST = 1000  # operations: torch takes minutes to export more, as of a network that is unrolled over a sequence
@@ -148,6 +152,30 @@ def alone(model: Any, file: bytes) -> bytes:
             one.data_location = onnx.TensorProto.DEFAULT
     found: bytes = whole.SerializeToString(deterministic=True)
     return found
+
+
+def model(method: Method, form: Form, weights: Tree) -> bytes:
+    """A client's model as a stand-alone .onnx, from examples as they are stored to logits."""
+    flat = tree.flatten(weights)
+    made = graph(
+        lambda data, leaves: {"logits": method.logits(tree.unflatten(leaves), form.prepare(data["x"])).float()},
+        {"x": made_up(form, 6)},
+        flat,
+        {"x": {0: "n"}},
+        {},
+    )
+    layout = Layout(flat)
+    beside(made, layout, "model.safetensors")
+    return alone(made, layout.file(flat))
+
+
+def made_up(form: Form, count: int) -> Tensor:
+    """Examples as they are stored, that nobody has."""
+    generator, dtype = torch.Generator().manual_seed(0), getattr(torch, form.dtype)
+    if dtype.is_floating_point:
+        return torch.randn(count, *form.stored, generator=generator).to(dtype)
+    high = 256 if form.images else 2 if dtype == torch.bool else form.classes
+    return torch.randint(high, (count, *form.stored), generator=generator).to(dtype)
 
 
 def read(text: bytes) -> Any:

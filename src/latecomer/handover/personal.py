@@ -19,11 +19,11 @@ from safetensors.torch import load_file, save_file
 
 from .. import __version__, tree
 from ..data import Form
-from ..errors import DataError, LatecomerError, ModelError
+from ..errors import BundleError, DataError, LatecomerError, MissingExtra, ModelError
 from ..method import Method
 from ..runs.files import digest
 from ..tree import Tree
-from . import recipe
+from . import export, recipe
 from .card import card
 
 FORMAT = 1
@@ -65,8 +65,10 @@ class Personal:
         """What config.json says of it."""
         return {"format": FORMAT, "latecomer": __version__, **self.facts, "recipe": dict(self.recipe)}
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """A folder with config.json, model.safetensors and README.md; it appears whole or not at all."""
+    def save(self, folder: str | os.PathLike[str], onnx: bool = True) -> Path:
+        """A folder with config.json, model.safetensors, README.md and, where it can be had (it takes seconds),
+        model.onnx, which needs neither torch nor latecomer; it appears whole or not at all.
+        """
         place = Path(folder)
         if os.path.lexists(place):
             raise ModelError(f"{place} exists already; choose another folder.")
@@ -75,8 +77,15 @@ class Personal:
             draft.mkdir(parents=True)
             flat = {name: leaf.detach().contiguous().clone() for name, leaf in tree.flatten(self.weights).items()}
             save_file(flat, draft / "model.safetensors")
+            why = {}
+            try:
+                if not onnx:
+                    raise BundleError("It was not asked for.")
+                (draft / "model.onnx").write_bytes(export.model(self.method, self.form, self.weights))
+            except (BundleError, MissingExtra) as error:
+                why["model.onnx"] = str(error)
             files = {path.name: digest(path) for path in sorted(draft.iterdir())}
-            config = self.describe() | {"files": files}
+            config = self.describe() | {"files": files, "why": why}
             (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             (draft / "README.md").write_text(card(config), encoding="utf-8")
             draft.rename(place)
@@ -94,11 +103,12 @@ class Personal:
             config = json.loads((place / "config.json").read_text(encoding="utf-8"))
             if config["format"] != FORMAT:
                 raise ModelError(f"{place} has format {config['format']}; this version of latecomer reads {FORMAT}.")
-            if digest(place / "model.safetensors") != config["files"]["model.safetensors"]:
-                raise ModelError(f"{place / 'model.safetensors'} is damaged: it is not what was saved.")
+            for name in ("model.safetensors", *(name for name in ("model.onnx",) if name in config["files"])):
+                if digest(place / name) != config["files"][name]:
+                    raise ModelError(f"{place / name} is damaged: it is not what was saved.")
             method, form = recipe.follow(config["recipe"])
             weights = tree.unflatten(load_file(place / "model.safetensors"))
-            facts = {key: config[key] for key in config.keys() - {"format", "latecomer", "recipe", "files"}}
+            facts = {key: config[key] for key in config.keys() - {"format", "latecomer", "recipe", "files", "why"}}
         except OSError as error:
             raise ModelError(f"{place} cannot be read as a model: {error.strerror or error}.") from error
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, SafetensorError) as error:

@@ -25,7 +25,7 @@ from ..method import Method
 from ..ops.shuffle import lot
 from ..task import Batch, one_hot
 from ..tree import Tree
-from .export import MOST, Watch
+from .export import MOST, Watch, made_up
 from .trained import EVERYBODY, received
 
 Name = Literal["common", "generate", "describe", "train", "fit"]
@@ -172,19 +172,9 @@ class Rule:
 
 def stored(form: Form, count: int, held: int) -> dict[str, Tensor]:
     """Examples as they are stored, made up, and their labels."""
-    generator = torch.Generator().manual_seed(0)
-    dtype: torch.dtype = getattr(torch, form.dtype)
-
-    def examples(size: int) -> Tensor:
-        if dtype.is_floating_point:
-            return torch.randn(size, *form.stored, generator=generator).to(dtype)
-        high = 256 if form.images else 2 if dtype == torch.bool else form.classes
-        return torch.randint(high, (size, *form.stored), generator=generator).to(dtype)
-
-    def labels(size: int) -> Tensor:
-        return (torch.arange(size) % form.classes).to(torch.int32)
-
-    return {"x": examples(count), "y": labels(count), "held_x": examples(held), "held_y": labels(held)}
+    x = made_up(form, count + held)
+    y = (torch.arange(count + held) % form.classes).to(torch.int32)
+    return {"x": x[:count].clone(), "y": y[:count].clone(), "held_x": x[count:].clone(), "held_y": y[count:].clone()}
 
 
 def find(method: Method, form: Form, state: Tree, seed: int) -> Rule:
