@@ -41,6 +41,7 @@ class Verdict:
 
 class FakeGate:
     places = np.zeros((4, 2), np.float32)
+    facts = {"size": 3}
 
     def judge(self, signature: NDArray[np.float32]) -> Verdict:
         return Verdict(bool(signature.sum() < 3), float(signature.sum()))

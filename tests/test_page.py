@@ -228,7 +228,7 @@ def from_files(graph: Path, x: NDArray[Any]) -> list[int]:
     """What a program without latecomer predicts with a downloaded model."""
     import onnxruntime
 
-    grown = graph.with_name("inputs.safetensors")  # what grows with a client's examples
+    grown = graph.with_name("grown.safetensors")  # what grows with a client's examples
     (logits,) = onnxruntime.InferenceSession(graph).run(None, {"x": x} | (load_file(grown) if grown.exists() else {}))
     found: list[int] = logits.argmax(1).tolist()
     return found

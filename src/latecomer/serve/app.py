@@ -93,14 +93,15 @@ def document(app: FastAPI, service: Service) -> dict[str, Any]:
     """OpenAPI, with the sizes of the bundle that is served now."""
     bundle = service.edition.bundle
     found = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    described = Described.model_json_schema()
-    described["properties"]["descriptor"] |= {"minItems": bundle.descriptor, "maxItems": bundle.descriptor}
+    described, judged = (Described.model_json_schema() for _ in range(2))
+    for schema, size in ((described, bundle.descriptor), (judged, service.edition.seen_by_gate or bundle.descriptor)):
+        schema["properties"]["descriptor"] |= {"minItems": size, "maxItems": size}
     inference = Inference.model_json_schema(ref_template="#/components/schemas/{model}")
     found.setdefault("components", {}).setdefault("schemas", {}).update(inference.pop("$defs"))
     binary = {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}
     bodies: dict[str, Any] = {
         "/v1/models": {"application/json": {"schema": described}},
-        "/v1/coverage": {"application/json": {"schema": described}},
+        "/v1/coverage": {"application/json": {"schema": judged}},
         "/v1/descriptors": binary,
         "/v2/models/{name}/infer": {"application/json": {"schema": inference}},
     }

@@ -102,6 +102,11 @@ class Edition:
         """How many models one pass may make; passes make 8 or more."""
         return max(8, PASS_BYTES // (4 * max(1, self.bundle.weights)))
 
+    @property
+    def seen_by_gate(self) -> int:
+        """How many numbers the gate looks at."""
+        return int(self.gate.facts["size"]) if self.gate is not None else 0
+
     # passes: a list of what was asked for, and one answer for each
 
     def rows(self, wishes: list[Wish]) -> list[NDArray[np.float32] | Exception]:

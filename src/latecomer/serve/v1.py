@@ -61,7 +61,8 @@ def routes(service: Service, allowed: Any) -> APIRouter:
         """A client's own model, from its descriptor."""
         edition = current(service, expected)
         media = chosen(request.headers.get("accept", ""))
-        wish = await described(request, edition, who)
+        makes_models(edition)
+        wish = await described(request, edition, who, edition.bundle.descriptor)
         work = edition.models if media == SAFETENSORS else edition.standalone
         return answer(edition, await service.batcher.ask(work, wish))
 
@@ -71,11 +72,12 @@ def routes(service: Service, allowed: Any) -> APIRouter:
         | {200: {"description": "the verdict", "content": {"application/json": {"schema": {"type": "object"}}}}},
     )
     async def coverage(request: Request, expected: Expected = None, who: str = asks) -> Response:
-        """How well the members cover a client, from its descriptor."""
+        """How well the members cover a client, from its descriptor and whatever more the gate looks at."""
         edition = current(service, expected)
         if edition.gate is None:
             raise Problem(404, "This bundle has no gate, so it cannot say whom it covers.")
-        verdict = await service.batcher.ask(edition.verdicts, await described(request, edition, who))
+        wish = await described(request, edition, who, edition.seen_by_gate)
+        verdict = await service.batcher.ask(edition.verdicts, wish)
         return Response(json.dumps(verdict), 200, {BUNDLE: edition.version}, "application/json")
 
     @router.post(
@@ -124,11 +126,10 @@ def current(service: Service, expected: str | None) -> Edition:
     return edition
 
 
-async def described(request: Request, edition: Edition, who: str) -> Wish:
-    """The descriptor that a request brings."""
-    makes_models(edition)
+async def described(request: Request, edition: Edition, who: str, size: int) -> Wish:
+    """The descriptor that a request brings, of this size."""
     body = parsed(Described, await read(request, "application/json", body_bytes(edition)))
-    return Wish(numbers(body.descriptor, edition.bundle.descriptor, "The descriptor"), who)
+    return Wish(numbers(body.descriptor, size, "The descriptor"), who)
 
 
 def makes_models(edition: Edition) -> None:
@@ -140,7 +141,7 @@ def makes_models(edition: Edition) -> None:
 
 def body_bytes(edition: Edition) -> int:
     """Enough for the longest way to write a number, and some blanks."""
-    return 4096 + 64 * edition.bundle.descriptor
+    return 4096 + 64 * max(edition.bundle.descriptor, edition.seen_by_gate)
 
 
 def fitting_bytes(edition: Edition) -> int:

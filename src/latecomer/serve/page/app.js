@@ -14,12 +14,12 @@ const ELSEWHERE = {
   fit: "A client of this method trains in turns with the server, and browsers cannot train.",
 }; // by rule
 
-let client, data, model, descriptor;
+let client, data, model, descriptor, signature;
 
 // small things
 
 const at = (id) => document.getElementById(id);
-const percent = (share) => `${(100 * share).toFixed(1)} %`;
+const percent = (value) => `${value.toFixed(1)} %`;
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
 function make(tag, attributes, ...inside) {
@@ -106,25 +106,26 @@ async function take(files) {
 // the model
 
 async function personalise() {
-  const { rule, inputs } = client.facts, started = performance.now();
+  const { rule, inputs, needs_labels: needed } = client.facts, started = performance.now();
   const own = rule === "describe" || rule === "generate";
-  if (own && inputs.includes("y") && data.y.every((label) => label < 0)) {
+  if (own && needed && data.y.every((label) => label < 0)) {
     throw new Error("This method makes a model of examples and their labels; there are no labels in your data.");
   }
-  descriptor = null;
+  const given = split(data, inputs);
+  descriptor = signature = null;
   if (rule === "describe") {
     await say("Describing your data, in this browser…");
-    descriptor = await client.describe(split(data, inputs));
+    descriptor = await client.describe(given);
     await say(`Asking for the model of ${plural(descriptor.length, "number")}…`);
     model = await client.modelFor(descriptor);
   } else if (rule === "generate") {
     await say("Making your model, in this browser…");
-    model = await client.modelOf(split(data, inputs));
+    model = await client.modelOf(given);
   } else {
     await say("Fetching the model for all…");
     model = await client.common();
   }
-  await stand();
+  await stand(given.x);
   at("predictions-title").textContent = own ? "What your model says" : "What the model for all says";
   at("alone").hidden = !descriptor;
   await show(data, own ? "on the data that it was made of" : "on your data");
@@ -133,15 +134,17 @@ async function personalise() {
 }
 
 /** Where this client stands among the members, if the server has a gate. */
-async function stand() {
+async function stand(x) {
   at("standing").hidden = true;
-  if (!descriptor || !client.facts.gate) return;
-  const { covered, accuracy, low, high, place, nearest, advice } = await client.coverage(descriptor);
+  if (!client.facts.gate || client.facts.rule in ELSEWHERE) return;
+  signature = await model.signature(x, descriptor);
+  const { covered, accuracy, low, high, place, nearest, advice } = await client.coverage(signature);
   const between = `between ${percent(low)} and ${percent(high)}`;
-  at("plot").replaceChildren(plot(client.facts.gate.places, nearest, place));
+  const near = nearest.map(([member]) => member);
+  at("plot").replaceChildren(plot(client.facts.gate.places, near, place));
   at("verdict").replaceChildren(
     make("p", { className: covered ? "verdict yes" : "verdict no" }, covered ? "Covered" : "Unlike anyone"),
-    make("p", {}, `About ${percent(accuracy)} of its predictions should be right: ${between}.`),
+    make("p", {}, `About ${percent(accuracy)} of your model's predictions should be right: ${between}.`),
     range(accuracy, low, high),
     make("p", {}, `Advice: ${advice}.`),
   );
@@ -152,7 +155,7 @@ async function show({ x, y, name }, where) {
   await say("Predicting…");
   const guesses = await model.predict(x);
   const known = y.filter((label) => label >= 0).length, right = y.filter((label, i) => label === guesses[i]).length;
-  const scored = known ? `${percent(right / known)} of ${plural(known, "label")} are right` : "Predictions";
+  const scored = known ? `${percent((100 * right) / known)} of ${plural(known, "label")} are right` : "Predictions";
   const first = y.length > SHOWN ? ` The first ${SHOWN} of ${y.length} examples:` : "";
   at("score").textContent = `${scored}, ${where}.${first}`;
   at("grid").dataset.guesses = guesses.join(); // all of them, for programs
@@ -182,10 +185,12 @@ function picture({ dtype, shape: [, height, width, channels], data: values }) {
 
 function account() {
   const bodies = requests.filter(({ sent }) => sent);
-  const strange = bodies.filter(({ body }) => body !== JSON.stringify({ descriptor })).length;
+  const meant = [descriptor, signature].map((numbers) => JSON.stringify({ descriptor: numbers }));
+  const strange = bodies.filter(({ body }) => !meant.includes(body)).length;
   const bytes = bodies.reduce((sum, { sent }) => sum + sent, 0);
-  const what = strange ? `${strange} of them with something else than your descriptor` : "your descriptor alone";
-  const told = `${plural(bytes, "byte")} in ${plural(bodies.length, "request")}: ${what}.`;
+  const sure = signature ? "and, for the gate, how sure your model is of your examples" : "";
+  const what = strange ? `${strange} with something else than your descriptor` : `your descriptor ${sure}`.trim();
+  const told = `${plural(bytes, "byte")} in ${plural(bodies.length, "request")}: ${what}; nothing else.`;
   at("sum").textContent = bodies.length ? told : "Nothing of yours.";
   at("requests").replaceChildren(...requests.map(({ method, path, status, sent, body }) => {
     const details = sent ? [make("details", {}, make("summary", {}, "all that was sent"), make("pre", {}, body))] : [];

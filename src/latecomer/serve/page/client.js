@@ -44,18 +44,31 @@ class Model {
     Object.assign(this, { graph, files, grown });
   }
 
-  /** The class of every example. */
-  async predict(x) {
-    const guesses = [];
+  /** A row of logits for every example. */
+  async logits(x) {
+    const rows = [];
     for (let start = 0; start < x.shape[0]; start += AT_ONCE) {
       const { logits } = await this.graph.run({ ...this.grown, x: some(x, start, AT_ONCE) });
-      const [count, classes] = logits.shape;
-      for (let row = 0; row < count; row++) {
-        const scores = logits.data.subarray(row * classes, (row + 1) * classes);
-        guesses.push(scores.indexOf(Math.max(...scores)));
-      }
+      for (let row = 0; row < logits.shape[0]; row++) rows.push(some(logits, row, 1).data);
     }
-    return guesses;
+    return rows;
+  }
+
+  /** The class of every example. */
+  async predict(x) {
+    return (await this.logits(x)).map((row) => row.indexOf(Math.max(...row)));
+  }
+
+  /** What the gate looks at: the descriptor, else the mean prediction; and the mean entropy of predictions on `x`. */
+  async signature(x, descriptor) {
+    const rows = (await this.logits(x)).map((row) => {
+      const powers = Array.from(row, (score) => Math.exp(score - Math.max(...row)));
+      const sum = powers.reduce((a, b) => a + b);
+      return powers.map((power) => power / sum);
+    });
+    const mean = (values) => values.reduce((a, b) => a + b) / values.length;
+    const entropy = mean(rows.map((row) => row.reduce((sum, p) => sum - (p && p * Math.log(p)), 0)));
+    return [...(descriptor ?? rows[0].map((_, k) => mean(rows.map((row) => row[k])))), entropy].map(Math.fround);
   }
 }
 
@@ -103,9 +116,9 @@ export class Client {
     return whole(await this.post("/v1/models", descriptor, "application/onnx"));
   }
 
-  /** What the gate says of a descriptor. */
-  async coverage(descriptor) {
-    return (await this.post("/v1/coverage", descriptor, "application/json")).json();
+  /** What the gate says of a signature. */
+  async coverage(signature) {
+    return (await this.post("/v1/coverage", signature, "application/json")).json();
   }
 
   async encode(data) {
@@ -118,7 +131,7 @@ export class Client {
   async model(weights, grown = {}) {
     const graph = await this.file("model.onnx");
     const files = { "model.onnx": graph, "model.safetensors": weights };
-    if (Object.keys(grown).length) files["inputs.safetensors"] = writeSafetensors(grown);
+    if (Object.keys(grown).length) files["grown.safetensors"] = writeSafetensors(grown);
     return new Model(await Graph.open(graph, "model.safetensors", weights), files, grown);
   }
 

@@ -28,10 +28,10 @@ export function plot(members, nearest, place) {
   return shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, ...dots, you);
 }
 
-/** A share between 0 and 1 with its interval, as a bar. */
-export function range(share, low, high) {
-  const bar = (from, to, kind) => shape("rect", { x: 300 * from, width: 300 * (to - from), height: 12, class: kind });
-  const bars = [bar(0, 1, "range"), bar(low, high, "reach"), bar(share - 0.006, share + 0.006, "guess")];
+/** Percent with their interval, as a bar. */
+export function range(percent, low, high) {
+  const bar = (from, to, kind) => shape("rect", { x: 3 * from, width: 3 * (to - from), height: 12, class: kind });
+  const bars = [bar(0, 100, "range"), bar(low, high, "reach"), bar(percent - 0.6, percent + 0.6, "guess")];
   const label = "the estimate and its interval, between 0 and 100 %";
   return shape("svg", { viewBox: "0 0 300 12", role: "img", "aria-label": label }, ...bars);
 }
