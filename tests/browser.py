@@ -101,6 +101,17 @@ class Browser:
         lines = [(one["method"], one["url"], one.get("postData", "")) for one in sent]
         return [line for line in lines if not line[1].startswith(("chrome:", "data:"))]  # its own empty page
 
+    def drop(self, css: str, *paths: Path) -> None:
+        """Files or folders, dragged onto an element."""
+        place = self.script(
+            f"const found = document.querySelector({css!r}); found.scrollIntoView();"
+            "const { x, y } = found.getBoundingClientRect(); return { x: x + 9, y: y + 9 };"
+        )
+        data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            given = {"type": kind, **place, "data": data}
+            self._ask("/goog/cdp/execute", {"cmd": "Input.dispatchDragEvent", "params": given})
+
     def block(self, *patterns: str) -> None:
         """From now on these addresses, and no others, cannot be reached."""
         for name, given in (("Network.enable", {}), ("Network.setBlockedURLs", {"urls": patterns})):

@@ -196,7 +196,7 @@ def test_the_whole_way(method: str, window: Browser, server: Callable[[str], Ser
     outcome(window, "#status", "ready")
     assert guesses(window) == model.predict(x).tolist()
     give(window, tmp_path / "more.npz", "#others", more, truth)
-    assert f"{model.score(more, truth):.1f} %" in outcome(window, "#score", "other examples")
+    assert f"{model.score(more, truth):.1f}\u00a0%" in outcome(window, "#score", "other examples")
     assert guesses(window) == model.predict(more).tolist()
 
     window.click("#save")
@@ -262,12 +262,18 @@ def test_a_folder_of_images_is_read_like_an_npz(
         for i in np.flatnonzero(y == label).tolist():
             Image.fromarray(x[i, :, :, 0]).save(tmp_path / "mine" / str(label) / f"{i:04}.png")
             order.append(i)
-    window.write("#folder", str(tmp_path / "mine"))
-    assert f"{len(x)} examples and {len(x)} labels" in outcome(window, "#found", "Found")
-    window.click("#make")
-    outcome(window, "#status", "ready")
     model = at.trained.personalise(x[order], y[order], held_out=(x[:0], y[:0]))
-    assert guesses(window) == model.predict(x[order]).tolist()
+    for bring in (
+        lambda: window.write("#folder", str(tmp_path / "mine")),
+        lambda: window.drop("#drop", tmp_path / "mine"),
+    ):
+        window.open(at.address)
+        until(lambda: "Method" in window.text("#facts"), "the server's facts")
+        bring()
+        assert f"{len(x)} examples and {len(x)} labels" in outcome(window, "#found", "Found")
+        window.click("#make")
+        outcome(window, "#status", "ready")
+        assert guesses(window) == model.predict(x[order]).tolist()
 
     Image.fromarray(x[0, :, :, 0]).resize((16, 16)).save(tmp_path / "large.png")
     window.write("#others", str(tmp_path / "large.png"))

@@ -19,7 +19,7 @@ let client, data, model, descriptor, signature;
 // small things
 
 const at = (id) => document.getElementById(id);
-const percent = (value) => `${value.toFixed(1)} %`;
+const percent = (value) => `${value.toFixed(1)}\u00a0%`;
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
 function make(tag, attributes, ...inside) {
@@ -139,14 +139,14 @@ async function stand(x) {
   if (!client.facts.gate || client.facts.rule in ELSEWHERE) return;
   signature = await model.signature(x, descriptor);
   const { covered, accuracy, low, high, place, nearest, advice } = await client.coverage(signature);
-  const between = `between ${percent(low)} and ${percent(high)}`;
+  const between = covered ? `between ${percent(low)} and ${percent(high)}` : "but nothing is promised";
   const near = nearest.map(([member]) => member);
   at("plot").replaceChildren(plot(client.facts.gate.places, near, place));
   at("verdict").replaceChildren(
-    make("p", { className: covered ? "verdict yes" : "verdict no" }, covered ? "Covered" : "Unlike anyone"),
-    make("p", {}, `About ${percent(accuracy)} of your model's predictions should be right: ${between}.`),
+    make("p", { className: covered ? "verdict yes" : "verdict no" }, covered ? "Covered by the members" : "Unlike anyone"),
+    make("p", {}, `About ${percent(accuracy)} of your model's predictions should be right, ${between}.`),
     range(accuracy, low, high),
-    make("p", {}, `Advice: ${advice}.`),
+    make("p", {}, `Advice: ${advice.replace("unlike anyone: ", "")}.`),
   );
   at("standing").hidden = false;
 }
