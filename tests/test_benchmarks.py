@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+import attackers
 import bench
 import cohort
 import common
 import compare
 import frames
 import history
+import membership
 import odpflhn_privacy
 import plain
 import scale
@@ -209,6 +211,37 @@ def test_validators_are_no_latecomers_in_the_curves_of_privacy(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0] for line in lines[:3]] == ["members", "validators", "latecomers"]
     assert lines[-1].split()[0] == "4.0"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own, by jacfwd
+def test_an_attack_is_measured_for_all_that_clients_give_away(capsys: pytest.CaptureFixture[str]) -> None:
+    """Too small to find what is not certain: without noise, whoever knows all other examples knows the last."""
+    threads = torch.get_num_threads()
+    membership.main(["--clients", "6", "--examples", "4", "--rounds", "1"])
+    torch.set_num_threads(threads)
+    table = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    attacked = [cells for cells in table[2:] if "[" in cells[3]]
+    assert [(cells[0].partition(",")[0], cells[1]) for cells in attacked if cells[2] == "population"] == [
+        ("descriptor", "PeFLL"), ("descriptor", "ODPFL-HN"),
+        ("update", "FedAvg"), ("update", "FedAvg"), ("update", "PeFLL"),
+        ("model", "FedAvg+"), ("model", "PeFLL"), ("model", "ODPFL-HN"), ("common model", "FedAvg"),
+    ]  # fmt: skip
+    certain = [cells for cells in attacked if cells[2] == "all others"]
+    assert len(certain) == 8
+    assert {cells[3] for cells in certain} == {"1.00 [1.00, 1.00]"}
+    assert sum(len(cells) == 4 + len(membership.EPSILONS) for cells in attacked) == 4, "ODPFL-HN alone has noise"
+
+
+def test_a_threshold_is_chosen_by_shadow_clients_and_counted_on_others() -> None:
+    own, others = torch.tensor([[3.0, 4.0], [5.0, 1.0]]), torch.tensor([[0.0, 1.0], [2.0, 3.5]])
+    gain, place = attackers.best_threshold(own, others)
+    assert (gain, place) == (0.5, 2.5), "three of four above it, and one of four"
+    useless = [torch.zeros(2, 2)] * 2
+    assert (
+        attackers.advantage({"a": useless, "b": [own, others]}, {"a": [own, others], "b": useless})
+        == "0.00 [0.00, 0.00]"
+    )
+    assert attackers.advantage({"b": [own, others]}, {"b": [own + 9, others - 9]}) == "1.00 [1.00, 1.00]"
 
 
 def test_runs_are_compared_client_by_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

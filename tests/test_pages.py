@@ -10,7 +10,10 @@ from textwrap import dedent
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/tour.md", "docs/glossary.md", "docs/data.md")]
+PAGES = [
+    ROOT / name
+    for name in ("README.md", "CONTRIBUTING.md", "docs/tour.md", "docs/glossary.md", "docs/data.md", "docs/security.md")
+]
 PLACES = [ROOT / "src" / "latecomer", ROOT, ROOT / "src" / "latecomer" / "engines" / "capture", ROOT / "benchmarks"]
 BLOCKS = [
     pytest.param(dedent(block), id=f"{page.name}-{number}")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before datasets is imported: no test touches the network
 
-from latecomer.data import Source, federate, load, sources
+from latecomer.data import Source, federate, load, npz
 from latecomer.data.arrays import free_memory, hold_out
 from latecomer.data.sources import names
 from latecomer.errors import DataError, LatecomerError, UnknownName
@@ -214,9 +214,9 @@ def test_more_than_the_memory_holds_is_refused_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = save(tmp_path, photographs=np.zeros(10**5))
-    monkeypatch.setattr(sources, "free_memory", lambda: 2000)
+    monkeypatch.setattr(npz, "free_memory", lambda: 2000)
     load(place)  # what is not read needs no memory
-    monkeypatch.setattr(sources, "free_memory", lambda: 1000)
+    monkeypatch.setattr(npz, "free_memory", lambda: 1000)
     with pytest.raises(DataError, match=r"The arrays of .*mine\.npz' take 0\.0 GB, and 0\.0 GB of memory are free"):
         load(place)
 

@@ -11,8 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, hessian, vmap
-from torch.optim.adam import adam
-from torch.optim.sgd import sgd
 
 import toys
 from latecomer import methods, tree
@@ -198,50 +196,6 @@ def test_numbers_that_the_host_looks_at_are_never_taken_for_granted(read: Any) -
     for value in range(1, 12):
         x = torch.full((2,), value)
         assert torch.equal(play(function, "it")(x), function(x)), value
-
-
-@pytest.mark.parametrize("size", [751_003, 65_536, 70_001, 40_961])
-def test_how_many_threads_there_are_does_not_matter_for_some_operations(size: int) -> None:
-    def computed(threads: int) -> list[Tensor]:
-        torch.set_num_threads(threads)
-        weights, slopes, first, second = (some(seed, size) for seed in range(4))
-        second.abs_()
-        adam([weights], [slopes], [first], [second], [], [torch.tensor(3.0)], fused=True, amsgrad=False, maximize=False,
-             beta1=0.9, beta2=0.999, lr=2e-4, weight_decay=0.0, eps=1e-8)  # fmt: skip
-        moved, velocity = some(5, size), some(6, size)
-        sgd([moved], [slopes], [velocity], fused=True, lr=0.1, momentum=0.9, weight_decay=5e-5, dampening=0.0,
-            nesterov=False, maximize=False)  # fmt: skip
-        parts = slopes.mul(0.3), slopes * first, weights.clone(), torch.cat([weights, slopes[7:]])
-        return [weights, first, second, moved, velocity, *parts, weights.clone().mul_(0.7)]
-
-    before = torch.get_num_threads()
-    try:
-        one, *others = (computed(threads) for threads in (1, 2, 3))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for other in others for a, b in zip(one, other, strict=True))
-
-
-def test_threads_are_as_many_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for operations that were done with other threads than the rest."""
-    used: list[int] = []
-    change = torch.set_num_threads
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: (used.append(count), change(count)))
-    before = torch.get_num_threads()
-    change(2)
-    try:
-
-        def function(x: Tensor) -> Tensor:
-            change(1)
-            one, other = (x.mul(scale).sum() for scale in (2, 3))
-            change(2)
-            return (one + other) * x
-
-        assert played(function, lambda seed: some(seed, 200_000)) == CALLS
-        assert torch.get_num_threads() == 2
-    finally:
-        change(before)
-    assert used[-3:] == [1, 2, 2], "one for the sums, two for the rest, and as it was"
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")

@@ -1,7 +1,8 @@
 """A newcomer with numpy and onnxruntime alone: python join.py BUNDLE DATA.npz NEW.npz [model.safetensors]
 
 BUNDLE is a bundle, or a copy of it without its private part. DATA.npz holds the client's examples as `x` and, where it
-knows them, labels as `y`; NEW.npz holds examples as `x` to predict. By the rules `common` and `generate` the client
+knows them, labels as `y` (and, if it holds some out itself, `x_val` and `y_val`); NEW.npz holds examples as `x` to
+predict. By the rules `common` and `generate` the client
 has its model at once, and one class a line is printed. By the rule `describe` its descriptor is printed, as JSON to
 send to the server; with the model.safetensors that comes back it predicts, too.
 """
@@ -58,10 +59,12 @@ def inputs(facts: dict, data: Path) -> dict[str, np.ndarray]:
     normal = secrets.SystemRandom().gauss  # noise that protects a client must not come from a seed
     noise = np.array([normal(0, 1) for _ in range(facts["noise"])])
     held = np.zeros(len(x), bool)
-    if "held_x" in facts["inputs"] and "held_x" not in own:
+    if "held_x" in facts["inputs"] and "x_val" not in own:
         held[np.random.default_rng(0).permutation(len(x))[: len(x) // 5]] = True
     given = {"x": x[~held], "y": y[~held], "held_x": x[held], "held_y": y[held], "noise": noise}
-    return given | {name: own[name].astype(given[name].dtype) for name in ("held_x", "held_y") if name in own}
+    if "x_val" in own:
+        given |= {"held_x": own["x_val"].reshape(-1, *x.shape[1:]), "held_y": own["y_val"].astype(np.int32)}
+    return given
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ class Method(ABC):
     """
 
     task: Task
-    clients: int  # all clients there will ever be, latecomers included
+    clients: int  # as many as sizes are made for: all there are, latecomers included, unless a run says otherwise
     members: int  # those that train; their ids are 0 .. members-1
     lr_schedule: Course = "constant"  # of all learning rates in training, on clients and on the server
     rounds: int = 0  # of training, which a schedule has to know
@@ -122,6 +122,13 @@ class Method(ABC):
     @abstractmethod
     def init(self, generator: Generator) -> Tree:
         """The server's state before the first round."""
+
+    def carry_over(self, state: Tree, fresh: Tree, origin: Tensor) -> Tree:
+        """An earlier training's state, to go on with; for servers that keep something of each member's, in rows.
+
+        Member k was member `origin[k]` there, or is new (-1). `fresh` is what `init` gives for the members of now.
+        """
+        return state
 
     @abstractmethod
     def round(self, state: Tree, clients: Clients) -> Tree:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -65,6 +65,16 @@ class Parts:
             after, memory = self.rules[name].step(before, direction, state.get(name, {}))
             params, state = params | after, state | {name: memory}
         return params, state
+
+
+def carried(rule: SGD | Adam | Parts, state: Tree, params: Tree, change: Callable[[Tree], Tree]) -> Tree:
+    """An optimiser's state after a `change` of rows in its weights: its moments, which have their shape, go along."""
+    if isinstance(rule, Parts):
+        return {name: carried(rule.rules[name], part, {name: params[name]}, change) for name, part in state.items()}
+    return tree.map(
+        lambda leaf: tree.ravel(change(tree.unravel(leaf, params))) if leaf.ndim else leaf,  # or it counts steps
+        state,
+    )
 
 
 def parts(

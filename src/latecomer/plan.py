@@ -15,7 +15,11 @@ Course = Literal["constant", "step", "cosine"]
 class Plan:
     """How long and with whom to train. Defaults are latecomer's own; a method's `paper` may say otherwise."""
 
-    rounds: int = setting(5000, "rounds of training; 0 with --start: its model is only personalised", low=0)
+    rounds: int = setting(
+        5000,
+        "rounds of training, those before --continue-from included; 0 with --start: its model is only personalised",
+        low=0,
+    )
     cohort: int = setting(5, "clients a round; 0: all members", low=0)
     cohort_labelled: float | None = setting(
         None, "share of a round's clients that are drawn among those with labels; -: all are drawn alike", low=0, high=1

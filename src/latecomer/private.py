@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dis
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten  # any nest of arguments as a list, and back
 
 copy_all = torch._foreach_copy_  # one kernel that fills the inputs of a graph
+cdist = torch.ops.aten._cdist_forward.default  # what torch.cdist is when a graph is made of it
 
 
 def schema(operation: Any) -> Any:
@@ -26,6 +27,7 @@ def schema(operation: Any) -> Any:
 __all__ = [
     "TorchDispatchMode",
     "TreeSpec",
+    "cdist",
     "copy_all",
     "dispatch_modes",
     "function_modes",

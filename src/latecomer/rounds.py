@@ -17,9 +17,9 @@ from . import tree
 from .clients import Clients, Sending
 from .data.split import SIZES
 from .errors import DataError
-from .learn import pullback
+from .learn import SGD, pullback
 from .ops.upload import upload
-from .optim import Adam
+from .optim import Adam, Parts, carried
 from .replies import By, Replies
 from .steps import Step
 from .task import Batches, Home
@@ -64,6 +64,30 @@ def introduce(method: Method, home: Home) -> Tree:
 def keep(home: Home, **trained: Any) -> None:
     """On the client: remember what was trained, and that it was."""
     home.memory = {**trained, "met": torch.ones_like(home.memory["met"])}
+
+
+def rows_of(origin: Tensor, table: Tensor, new: Tensor | float = 0.0) -> Tensor:
+    """On the server: a table for other members than before; row k is row `origin[k]`, or `new` where that is -1."""
+    rows = table[origin.clamp(min=0)]
+    return torch.where(tree.align(origin >= 0, rows), rows, torch.as_tensor(new, dtype=rows.dtype))
+
+
+def embeddings_of(
+    origin: Tensor, optimiser: SGD | Parts, state: Tree, fresh: Tree, start: Tensor | None = None
+) -> Tree:
+    """On the server: a state with a table of embeddings among what is learned, for other members than before.
+
+    New ones begin at `start`, or at the mean of the members there were; their moments are at rest.
+    """
+
+    def rows(tables: Tree, new: Tensor | float = 0.0) -> Tree:
+        return {name: rows_of(origin, part, new) if name == "embedding" else part for name, part in tables.items()}
+
+    learned = state["learned"]
+    if start is None and "embedding" in learned:
+        start = learned["embedding"].mean(0)
+    moments = carried(optimiser, state["optimiser"], learned, rows)
+    return fresh | {"learned": rows(learned, 0.0 if start is None else start), "optimiser": moments}
 
 
 # on the client: a common body, a head of one's own

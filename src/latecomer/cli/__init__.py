@@ -19,6 +19,9 @@ VERBS = {
     "demo": "members, latecomers and six methods on embedded data, in about a minute",
     "run": "train a method and write a run folder",
     "resume": "go on where a stopped run's last checkpoint is",
+    "meet": "a finished run meets clients that it has never seen",
+    "personalise": "make a newcomer's own model, from a finished run and its data",
+    "predict": "what a personalised model says of new examples",
     "publish": "make a bundle of a finished run, from which newcomers get their models",
     "list": "the methods, data sets, partitions, models and engines there are",
     "show": "a method's settings: their meaning, their defaults and what they allow",
@@ -77,7 +80,7 @@ def dispatch(words: list[str]) -> int:
 def usage() -> str:
     lines = ["latecomer: every client of a federation gets its own model, also the one that arrives tomorrow.", ""]
     lines += ["Usage: latecomer COMMAND [--debug]", ""]
-    lines += [f"  {verb:<10} {meaning}" for verb, meaning in VERBS.items()]
+    lines += [f"  {verb:<12} {meaning}" for verb, meaning in VERBS.items()]
     lines += ["", "Examples:", *(f"  {example}" for example in EXAMPLES)]
     lines += ["", "latecomer COMMAND --help says more; latecomer --version tells the version."]
     return "\n".join(lines) + "\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_type_hints
 
 from ..errors import SettingError, UnknownName
@@ -41,6 +41,25 @@ def pull(words: Sequence[str], name: str) -> tuple[str, list[str]]:
             end = place + (1 if "=" in word else 2)
             return read(words[place:end], [name])[name], [*words[:place], *words[end:]]
     return "", list(words)
+
+
+def subject(words: Sequence[str], usage: str) -> tuple[str, list[str]]:
+    """The first word, which says what a command is about, and the others."""
+    if not words or words[0].startswith("-"):
+        raise SettingError(f"Say what it is about: {usage}; --help says more.")
+    return words[0], list(words[1:])
+
+
+def long(words: Sequence[str]) -> list[str]:
+    """-o is short for --output."""
+    return ["--output" if word == "-o" else word for word in words]
+
+
+def needed(given: Mapping[str, str], name: str) -> str:
+    """A setting that a command cannot do without."""
+    if not given.get(name):
+        raise SettingError(f"{flag(name)} is needed; --help says more.")
+    return given[name]
 
 
 def _next(rest: deque[str], names: Collection[str], switches: Collection[str]) -> tuple[str, str]:

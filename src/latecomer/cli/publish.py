@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..errors import SettingError
 from . import flags, screen
 
 USAGE = """Usage: latecomer publish RUN -o BUNDLE [--seed N]
@@ -13,23 +12,17 @@ Of a run with several seeds it takes the first server, or that of --seed. The pa
 
 
 def main(words: list[str]) -> int:
-    words = ["--output" if word == "-o" else word for word in words]
-    output, words = flags.pull(words, "output")
-    seed, words = flags.pull(words, "seed")
-    if strange := [word for word in words if word.startswith("-")]:
-        raise SettingError(f"latecomer publish takes -o and --seed, not {strange[0]!r}.")
-    if len(words) != 1:
-        raise SettingError(f"latecomer publish takes one run folder; got {' '.join(words) or 'none'}.")
-    if not output:
-        raise SettingError("Say where the bundle shall be: latecomer publish RUN -o BUNDLE.")
-    if seed and not seed.isdecimal():
-        raise SettingError(f"--seed is a whole number; got {seed!r}.")
+    run, words = flags.subject(words, "latecomer publish RUN -o BUNDLE")
+    given = flags.read(flags.long(words), ("output", "seed"))
+    output = flags.needed(given, "output")
     with screen.working("Exporting graphs"):
         from ..handover.bundle import publish
         from ..handover.trained import load
+        from ..settings import convert
 
-        place = publish(load(words[0]), output, int(seed) if seed else None)
-    print(place)
+        seed = convert("seed", given["seed"], int) if "seed" in given else None
+        place = publish(load(run), output, seed)
+    print(place)  # alone on the last line, for scripts
     return 0
 
 

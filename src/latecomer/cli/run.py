@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import methods
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ..runs.run import Run
 
 USAGE = """Usage: latecomer run METHOD [--setting value ...] [--settings FILE.toml]
+       latecomer run --continue-from FOLDER [--setting value ...]
 
 A setting is given as --name value or --name=value; a switch as --name or --no-name; several values as 0,90,180.
 """
@@ -37,7 +39,7 @@ def begin(words: list[str]) -> Run:
     method = words[0] if words and not words[0].startswith("-") else ""
     path, words = flags.pull(words[1:] if method else words, "settings")
     stored = read_file(path) if path else {}
-    method = method or str(stored.get("method", ""))
+    method = method or str(stored.get("method", "")) or continued(words, stored)
     if not method:
         raise SettingError("Say which method to run: latecomer run METHOD; `latecomer list methods` names them.")
     kind = methods.get(method)
@@ -49,6 +51,16 @@ def begin(words: list[str]) -> Run:
     experiment = Experiment.parse(method, stored | given)
     host.prepare(experiment.settings)
     return Run.begin(experiment)
+
+
+def continued(words: list[str], stored: dict[str, Any]) -> str:
+    """The method of the run that is to be continued; empty where there is none."""
+    path = flags.pull(words, "continue_from")[0] or str(stored.get("continue_from", ""))
+    if not path:
+        return ""
+    from ..runs.earlier import Earlier
+
+    return Earlier(Path(path)).method
 
 
 def read_file(path: str) -> dict[str, Any]:

@@ -36,19 +36,19 @@ def _show_method(name: str) -> None:
     with screen.working("Loading"):
         kind = methods.get(name)
     print(f"{(sys.modules[kind.__module__].__doc__ or '').strip()}\n")
-    screen.section(f"Settings of {name}", _lines(kind, {}))
+    screen.section(f"Settings of {name}", lines(kind, {}))
     if kind.paper:
         screen.section("Run settings of its paper", [(flag(key), _text(value)) for key, value in kind.paper.items()])
     _show_run(kind.paper)
 
 
 def _show_run(paper: Mapping[str, Any]) -> None:
-    lines = [line for line in _lines(Settings, paper) if line[0] != "--method"]
-    lines.append(("--settings", "", "TOML file with settings, a run folder's settings.toml say; flags override it"))
-    screen.section("Run settings", lines)
+    rows = [line for line in lines(Settings, paper) if line[0] != "--method"]
+    rows.append(("--settings", "", "TOML file with settings, a run folder's settings.toml say; flags override it"))
+    screen.section("Run settings", rows)
 
 
-def _lines(kind: Any, defaults: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def lines(kind: Any, defaults: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Of every setting its flag, its default, and its meaning with the values it takes."""
     return [
         (

@@ -161,16 +161,18 @@ class Federation:
         counts[1:] = known[self.train.index.long()].cumsum(0)
         return counts[self.train.start].diff() * self.labelled
 
-    def behind(self, members: int) -> Federation:
-        """The same clients, all of them latecomers, after so many members of whom there is nothing here."""
+    def behind(self, members: int, first: int = 0) -> Federation:
+        """The clients from `first` on, all of them latecomers, after so many members of whom there is nothing here."""
         ahead = torch.zeros(members, dtype=torch.int64)
 
         def after(rows: Rows) -> Rows:
-            return Rows(rows.index, torch.cat([ahead, rows.start]))
+            begin = int(rows.start[first])
+            return Rows(rows.index[begin:], torch.cat([ahead, rows.start[first:] - begin]))
 
         def column(values: Tensor) -> Tensor:
-            return torch.cat([ahead.to(values.dtype), values])
+            return torch.cat([ahead.to(values.dtype), values[first:]])
 
+        names = None if self.names is None else np.concatenate([np.full(members, "", object), self.names[first:]])
         return replace(
             self,
             train=after(self.train),
@@ -181,7 +183,7 @@ class Federation:
             rotation=column(self.rotation),
             budget=column(self.budget),
             validators=0,
-            names=None if self.names is None else np.concatenate([np.full(members, "", object), self.names]),
+            names=names,
         )
 
     def held_out(self, clients: int) -> bool:
@@ -204,6 +206,19 @@ class Federation:
         for column in columns:
             known.update(column.cpu().numpy().tobytes())
         return known.hexdigest()
+
+    @cached_property
+    def fingerprints(self) -> Tensor:
+        """Of every client a number, int64 [clients], that differs where its training examples do, wherever they lie."""
+        x, y, index = (tensor.cpu().numpy() for tensor in (self.examples.x, self.examples.y, self.train.index))
+        start, angles, found = self.train.start.tolist(), self.rotation.tolist(), []
+        for angle, first, end in zip(angles, start, start[1:], strict=False):
+            rows = index[first:end]
+            content = hashlib.blake2b(repr(angle).encode(), digest_size=8)
+            for column in (x, y):
+                content.update(column[rows].tobytes())
+            found.append(int.from_bytes(content.digest(), "little", signed=True))
+        return torch.tensor(found)
 
     def traits(self, client: int) -> dict[str, Any]:
         """What is written about a client beside its score."""

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import importlib
 import os
-import struct
-import zipfile
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, LatecomerError, SettingError, UnknownName
-from .arrays import Arrays, brief, checked_x, checked_y, class_count, free_memory, kind_of, two_splits
+from . import npz
+from .arrays import Arrays, brief, checked_x, checked_y, class_count, kind_of, two_splits
 from .hub import is_saved, read_hub
 from .leaf import read_leaf
 from .text import read_roles
@@ -32,22 +29,6 @@ REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL = ("client_train", "client_test", "coarse_train", "coarse_test")
 AS_PUBLISHED = {"omniglot": ("x", "alphabet", "character"), "shakespeare": ("text", "role")}
 """Sets whose .npz may hold these arrays instead; `_arranged` gives them train and test examples."""
-
-ZIP = b"PK"  # how a zip archive begins
-DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    ValueError,
-    TypeError,
-    KeyError,
-    OSError,
-    RuntimeError,
-    MemoryError,
-    TokenError,
-)
-"""What reading a truncated, corrupt or hostile .npz raises. (An unsupported compression is a RuntimeError.)"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,31 +191,15 @@ def _named(name: str, step: int = 1) -> Source:
 
 
 def read_npz(path: str, published: tuple[str, ...] = ()) -> Arrays:
-    """The arrays that a source is made of: `published`, where the file holds them all, else those of any .npz.
+    """The arrays that a source is made of: `published`, where the file holds them all, else those of any .npz."""
 
-    Whatever else is in the file is not decompressed, and nothing is ever unpickled.
-    """
-    if not Path(path).is_file():
-        raise DataError(f"There is no file {path!r}; an .npz with x_train, y_train, x_test and y_test was expected.")
-    try:
-        with open(path, "rb") as file:
-            start = file.read(len(np.lib.format.MAGIC_PREFIX))
-            if start == np.lib.format.MAGIC_PREFIX:
-                raise DataError(f"{path!r} holds a single array, not the named arrays of an .npz.")
-            if not start.startswith(ZIP):
-                raise DataError(f"{path!r} cannot be read as an .npz: it is no zip archive.")
-            file.seek(0)
-            archive = np.load(file, allow_pickle=False)
-            names = published if published and set(published) <= set(archive.files) else (*REQUIRED, *OPTIONAL)
-            if names != published:
-                _check_names(archive.files, path)
-            _check_memory(archive.zip, names, path)
-            entries = {key: archive[key] for key in names if key in archive.files}
-        return {key: entry for key, entry in entries.items() if isinstance(entry, np.ndarray)}  # bytes are no array
-    except DAMAGE as error:
-        raise DataError(
-            f"{path!r} cannot be read as an .npz, it may be cut short or damaged ({brief(error)})."
-        ) from error
+    def wanted(found: list[str]) -> tuple[str, ...]:
+        if published and set(published) <= set(found):
+            return published
+        _check_names(found, path)
+        return (*REQUIRED, *OPTIONAL)
+
+    return npz.read(path, wanted, "x_train, y_train, x_test and y_test")
 
 
 def _check_names(found: Iterable[str], origin: str) -> None:
@@ -242,15 +207,6 @@ def _check_names(found: Iterable[str], origin: str) -> None:
     if missing := [key for key in REQUIRED if key not in found]:
         holds = ", ".join(found) or "nothing"
         raise DataError(f"{origin} lacks {', '.join(missing)}; it holds {holds}, and must hold {', '.join(REQUIRED)}.")
-
-
-def _check_memory(archive: zipfile.ZipFile, names: tuple[str, ...], path: str) -> None:
-    """Before anything is decompressed: a small file can claim to be larger than any memory."""
-    size = sum(entry.file_size for entry in archive.infolist() if entry.filename.removesuffix(".npy") in names)
-    if size > (free := free_memory()):
-        raise DataError(
-            f"The arrays of {path!r} take {size / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB of memory are free."
-        )
 
 
 def _arranged(name: str, arrays: Arrays, origin: str, step: int) -> Arrays:

@@ -125,8 +125,8 @@ class Bundle:
         padded = torch.cat([rows, rows[-1:].expand(-count % TOGETHER, -1)])
         with torch.no_grad():
             leaves = tree.flatten(self._models(padded))
-            made = torch.cat([leaves[name].flatten(1) for name in self.layout.leaves], 1)
-        return _numpy(made[:count])
+            made = torch.cat([leaves[name][:count].flatten(1) for name in self.layout.leaves], 1)
+        return _numpy(made)
 
     def _models(self, rows: Tensor) -> Tree:
         """One model a row."""
@@ -160,26 +160,28 @@ class Bundle:
     def refit(
         self, v: NDArray[np.float32], moments: Mapping[str, NDArray[np.float32]], change: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
-        """Rule fit, one turn: a client's better descriptor, and Adam's moments (first, second, count; none before the
+        """Rule fit, one turn: a client's better descriptor, and Adam's moments (first, second, step; none before the
         first turn), after the model of this one changed so in the client's training.
         """
         if self.rule != "fit":
             raise BundleError(f"The rule of this bundle is {self.rule!r}: no descriptor is fitted.")
-        fitting, row = self.method.fitting(self.state), torch.tensor(np.array(v, np.float32)[None])  # type: ignore[attr-defined]
-        sizes = {"first": (self.descriptor,), "second": (self.descriptor,), "count": ()}
-        found = {"v": row[0].shape, "change": np.shape(change)} | {k: np.shape(x) for k, x in moments.items()}
-        if found != {"v": (self.descriptor,), "change": (self.weights,)} | (sizes if moments else {}):
+        size = (self.descriptor,)
+        wanted: dict[str, tuple[int, ...]] = {"v": size, "change": (self.weights,)}
+        wanted |= {"first": size, "second": size, "step": ()} if moments else {}
+        given = {name: np.asarray(value, np.float32) for name, value in {"v": v, "change": change, **moments}.items()}
+        if {name: value.shape for name, value in given.items()} != wanted:
             raise BundleError(
-                f"A turn takes v, first and second of {self.descriptor} numbers, count, and a change of {self.weights}."
+                f"A turn takes v, first and second of {self.descriptor} numbers, step, and a change of {self.weights}."
             )
+        told = {name: torch.from_numpy(value.copy()) for name, value in given.items()}
+        fitting, row = self.method.fitting(self.state), told["v"][None]  # type: ignore[attr-defined]
+        before = {"first": told["first"], "second": told["second"], "count": told["step"]} if moments else None
         like = tree.flatten(self.found.model)
-        flat = torch.tensor(np.array(change, np.float32))
-        rows = tree.unravel(flat, {path: like[path][None] for path in self.layout.leaves})
-        changed = tree.unflatten({path: rows[path] for path in like})
-        before = {name: torch.tensor(np.array(x, np.float32)) for name, x in moments.items()} or fitting.begin(row)
+        leaves = tree.unravel(told["change"], {path: like[path][None] for path in self.layout.leaves})
+        changed = tree.unflatten({path: leaves[path] for path in like})  # in the order in which they are generated
         with torch.no_grad():
-            after, now = fitting.turn(row, before, changed)
-        return _numpy(after[0]), {name: _numpy(x) for name, x in now.items()}
+            after, now = fitting.turn(row, before or fitting.begin(row), changed)
+        return _numpy(after[0]), {name.replace("count", "step"): _numpy(moment) for name, moment in now.items()}
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> Bundle:
@@ -200,7 +202,7 @@ class Bundle:
             (kept,) = [name for name in ("public/state.safetensors", "private/state.safetensors") if name in texts]
             method, form = recipe.follow(facts["recipe"])
             state = tree.unflatten(load(texts[kept]))
-            found = rule.find(method, form, state, int(facts["seed"]))
+            found = rule.find(method, form, state, int(facts["seed"]), graphs=facts["rule"] != "train")
         except OSError as error:
             raise BundleError(f"{place} cannot be read as a bundle: {error.strerror or error}.") from error
         except BundleError:
@@ -229,7 +231,7 @@ def publish(trained: Trained, folder: str | os.PathLike[str], seed: int | None =
     try:
         (draft / "public").mkdir(parents=True)
         (draft / "private").mkdir(mode=0o700)
-        why = write(found, state, draft)
+        found, why = write(found, state, draft, chosen)
         files = {f"{path.parent.name}/{path.name}": digest(path) for path in sorted(draft.glob("*/*"))}
         facts: dict[str, Any] = {
             "format": FORMAT,
@@ -261,15 +263,21 @@ def publish(trained: Trained, folder: str | os.PathLike[str], seed: int | None =
     return place
 
 
-def write(found: Rule, state: Tree, draft: Path) -> dict[str, str]:
-    """All files of a bundle but bundle.json; returns why some are missing, by name."""
+def write(found: Rule, state: Tree, draft: Path, seed: int) -> tuple[Rule, dict[str, str]]:
+    """All files of a bundle but bundle.json; returns the rule that they follow, and why some are missing, by name."""
     why: dict[str, str] = {}
-    public, kept = draft / "public", draft / ("public" if found.name == "train" else "private")
-    example = found.model
-    if found.name in ("describe", "generate"):
-        example = write_encoder(found, public) or example
+    public, example = draft / "public", found.model
+    if found.name not in ("describe", "generate"):
+        why["encoder.onnx"] = f"By the rule {found.name!r} no graph makes anything of a client's data."
     else:
-        why["encoder.onnx"] = f"By the rule {found.name!r} a client does not describe its data."
+        try:
+            example = write_encoder(found, public) or example
+        except BundleError as error:
+            if found.name == "describe":
+                raise
+            why["encoder.onnx"] = str(error)
+            found = rule.find(found.method, found.form, state, seed, graphs=False)
+    kept = draft / ("public" if found.name == "train" else "private")
     try:
         (public / "model.onnx").write_bytes(model_graph(found, example).SerializeToString(deterministic=True))
     except BundleError as error:
@@ -280,7 +288,7 @@ def write(found: Rule, state: Tree, draft: Path) -> dict[str, str]:
         (public / "common.safetensors").write_bytes(layout_of(found).file(tree.flatten(common)))
     numbers = tree.flatten(state)
     (kept / "state.safetensors").write_bytes(Layout(numbers).file(numbers))
-    return why
+    return found, why
 
 
 def write_encoder(found: Rule, public: Path) -> Tree | None:

@@ -28,7 +28,7 @@ def card(config: Mapping[str, Any]) -> str:
         f"| sent by the client | {sent['up']:,} bytes ({', '.join(sent['steps']) or 'nothing'}) |",
         f"| sent to the client | {sent['down']:,} bytes |",
         f"| privacy spent | {_privacy(config['privacy'])} |",
-        f"| score | {_score(config['held_out'])} |",
+        f"| score | {score(config['held_out'])} |",
         "",
         "Scores are of examples of the client that were held out; they say nothing about other data.",
         "",
@@ -70,7 +70,8 @@ def _privacy(told: Mapping[str, Any]) -> str:
     return f"epsilon {told['worst']['epsilon']:g} at delta {told['delta']:g}, for {told['covers']}"
 
 
-def _score(held_out: Mapping[str, Any]) -> str:
+def score(held_out: Mapping[str, Any]) -> str:
+    """How well a model does, in words."""
     if not held_out["examples"]:
         return "not known: nothing was held out"
     share = 100 * held_out["right"] / held_out["examples"]

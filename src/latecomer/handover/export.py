@@ -19,6 +19,7 @@ from .. import tree
 from ..data import Form
 from ..errors import BundleError, need
 from ..method import Method
+from ..private import cdist
 from ..tree import Tree
 from .layout import Layout
 
@@ -86,7 +87,7 @@ def graph(
                 input_names=names,
                 output_names=outputs,
                 dynamic_shapes=(shapes,),
-                custom_translation_table={torch.ops.aten._cdist_forward.default: _distances},
+                custom_translation_table={cdist: _distances},
             )
         except torch.onnx.errors.OnnxExporterError as error:
             raise BundleError(f"torch cannot make an ONNX graph of it: {_reason(error)}.") from error

@@ -24,7 +24,7 @@ from ..method import Method
 from ..runs.files import digest
 from ..tree import Tree
 from . import export, recipe
-from .card import card
+from .card import card, score
 
 FORMAT = 1
 AT_ONCE = 1024  # examples that are predicted together
@@ -64,6 +64,10 @@ class Personal:
     def describe(self) -> dict[str, Any]:
         """What config.json says of it."""
         return {"format": FORMAT, "latecomer": __version__, **self.facts, "recipe": dict(self.recipe)}
+
+    def summary(self) -> str:
+        """In one line: what it was made of, and how well it does."""
+        return f"a model of {self.facts['examples']} examples; {score(self.facts['held_out'])}"
 
     def save(self, folder: str | os.PathLike[str], onnx: bool = True) -> Path:
         """A folder with config.json, model.safetensors, README.md and, where it can be had (it takes seconds),

@@ -149,7 +149,7 @@ class Rule:
     @property
     def pad(self) -> int:
         """Where models grow with their clients' examples, padding makes sure that there are enough to search in."""
-        return 64 if any(self.free.values()) else 0
+        return 128 if any(self.free.values()) else 0
 
     def encode(self, data: Mapping[str, Tensor], sent: Tree) -> Tree:
         """On the client: its descriptor, or its model."""
@@ -177,8 +177,11 @@ def stored(form: Form, count: int, held: int) -> dict[str, Tensor]:
     return {"x": x[:count].clone(), "y": y[:count].clone(), "held_x": x[count:].clone(), "held_y": y[count:].clone()}
 
 
-def find(method: Method, form: Form, state: Tree, seed: int) -> Rule:
-    """The rule of a method; a BundleError where it has none that a stranger could follow."""
+def find(method: Method, form: Form, state: Tree, seed: int, graphs: bool = True) -> Rule:
+    """The rule of a method; a BundleError where it has none that a stranger could follow.
+
+    Where no graph can make a client's model (`graphs`), the client does it by the method itself, as if it trained.
+    """
     kind = type(method).__name__
     if method.task.sizes:
         raise BundleError(f"{kind} with --budgets cannot be published: its clients have models of several sizes.")
@@ -216,7 +219,7 @@ def find(method: Method, form: Form, state: Tree, seed: int) -> Rule:
     answers = [one for one in engine.steps if one[2]]
     if "batches" in asked and answers and not trains:
         raise BundleError(f"{kind} cannot be published so: a newcomer draws random batches, which no graph can do.")
-    if trains or "batches" in asked or (not answers and engine.watch.calls > MOST):
+    if trains or "batches" in asked or (not answers and (engine.watch.calls > MOST or not graphs)):
         _check_public(method, state, [sent, *(message for _, message, _ in engine.steps)])
         return replace(none, model=model, free=loose(model, meet(SECOND)[3]))
     inputs = ("x", "y", *(name for name in (*HELD, "noise") if name in asked))

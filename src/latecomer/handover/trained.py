@@ -176,7 +176,7 @@ class Trained:
         if not len(x):
             raise DataError("A client needs at least one example that is not held out.")
         members, count = self.method.members, len(x)
-        number = self.method.clients - 1 if client is None else client
+        number = max(self.method.clients - 1, members) if client is None else client
         if number < members:
             raise SettingError(f"Client {number} is a member; a latecomer's number is {members} or more.")
         both_x = np.concatenate([x, held_x]) if len(held_x) else x

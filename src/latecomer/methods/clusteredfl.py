@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from sklearn.cluster import AgglomerativeClustering
 
-from .. import tree
+from .. import rounds, tree
 from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
 from ..ops.upload import upload
 from ..replies import Replies
@@ -51,6 +51,12 @@ class ClusteredFL(TrainsByPasses):
             "weight": torch.zeros(self.members),  # its labelled examples
             "heard": torch.zeros(self.members, dtype=torch.bool),  # since its cluster began
         }
+
+    def carry_over(self, state: Tree, fresh: Tree, origin: Tensor) -> Tree:
+        """New members begin in the largest cluster, which is not parted before they were heard."""
+        largest = self.belong(state["cluster"]).sum(1).argmax()
+        heard = {name: rounds.rows_of(origin, state[name]) for name in ("update", "weight", "heard")}
+        return state | heard | {"cluster": rounds.rows_of(origin, state["cluster"], largest)}
 
     def round(self, state: Tree, clients: Clients) -> Tree:
         cluster = state["cluster"][clients.index]

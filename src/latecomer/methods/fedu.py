@@ -5,10 +5,11 @@ towards each other, along the edges of a graph that says how alike two clients a
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from .. import tree
+from .. import rounds, tree
 from ..method import Clients, Generator, Home, Sending, Tensor, TrainsByPasses, Tree, asked_in, setting
 from ..ops.upload import upload
 
@@ -45,6 +46,11 @@ class FedU(TrainsByPasses):
             "models": tree.map(lambda leaf: leaf.expand(self.members, *leaf.shape).clone(), fresh),
             "met": torch.zeros(self.members, dtype=torch.bool),  # whose model was ever trained
         }
+
+    def carry_over(self, state: Tree, fresh: Tree, origin: Tensor) -> Tree:
+        """New members begin with the mean of the models that were trained."""
+        models = tree.map(partial(rounds.rows_of, origin), state["models"], self.mean_model(state))
+        return {"models": models, "met": rounds.rows_of(origin, state["met"])}
 
     def round(self, state: Tree, clients: Clients) -> Tree:
         ids, met = clients.index, state["met"]

@@ -106,6 +106,9 @@ class ODPFLHN(TrainsByPasses):
             learned["embedding"] = torch.randn(self.members, self.describer.size, generator=generator)
         return {"ids": torch.arange(self.members), "learned": learned, "optimiser": self.optimiser.init(learned)}
 
+    def carry_over(self, state: Tree, fresh: Tree, origin: Tensor) -> Tree:
+        return rounds.embeddings_of(origin, self.optimiser, state, fresh)
+
     def round(self, state: Tree, clients: Clients) -> Tree:
         first = self.training == "two-phases" and clients.round < self.first_phase
         learned, gradient = (self.embed if first else self.learn)(state, clients)

@@ -94,6 +94,11 @@ class PFedHN(TrainsBySteps):
             state["novel"] = torch.randn(max(1, self.clients - self.members), width, generator=generator)
         return state
 
+    def carry_over(self, state: Tree, fresh: Tree, origin: Tensor) -> Tree:
+        """The table grows: new members begin where latecomers do."""
+        start = fresh["learned"]["embedding"] if "novel" in fresh else None
+        return rounds.embeddings_of(origin, self.optimiser, state, fresh, start)
+
     def round(self, state: Tree, clients: Clients) -> Tree:
         groups = self.meet(clients)
         params, pull = learn.pullback(lambda learned: self.models(learned, state["ids"], groups), state["learned"])

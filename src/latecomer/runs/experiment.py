@@ -22,10 +22,11 @@ from ..method import Method
 from ..nets.check import check_task
 from ..nets.models import Builder, builder, in_size
 from ..nets.net import Net
-from ..settings import complete, dump, parse, settings_of
+from ..settings import complete, convert, dump, parse, settings_of
 from ..task import Task
 from ..train import Training
 from . import host
+from .earlier import Earlier
 from .settings import Settings
 
 
@@ -40,13 +41,22 @@ class Experiment:
     def parse(name: str, values: Mapping[str, Any]) -> Experiment:
         """Sort raw values into the run's settings and the method's own, and check all of them.
 
-        What is not given, or is None (TOML leaves that out), is as the method's paper has it, else the default.
+        What is not given, or is None (TOML leaves that out), is as the run has it that this one continues, else as the
+        method's paper has it, else the default.
         """
+        given = {key: value for key, value in values.items() if value is not None}
+        if path := given.get("continue_from"):
+            if given.get("start"):
+                raise SettingError("A run begins with --start or goes on with --continue-from; got both.")
+            given = Earlier(Path(convert("continue_from", path, str))).inherit(_called(methods.get(name)), given)
+        return Experiment._of(name, given)
+
+    @staticmethod
+    def _of(name: str, given: Mapping[str, Any]) -> Experiment:
         kind = methods.get(name)
         own = settings_of(kind)
-        given = {key: value for key, value in values.items() if value is not None}
         general = {**kind.paper, **{key: value for key, value in given.items() if key not in own}}
-        settings = parse(Settings, general | {"method": kind.__module__.rpartition(".")[2]}, known=own)
+        settings = parse(Settings, general | {"method": _called(kind)}, known=own)
         if settings.rounds == 0 and not settings.start:
             raise SettingError("--rounds must be at least 1, or 0 to take the model of --start as it is; got 0.")
         return Experiment(settings, complete(kind, {key: value for key, value in given.items() if key in own}))
@@ -60,7 +70,7 @@ class Experiment:
             name = str(run.pop("method"))
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"{path} cannot be read as settings: {error}.") from error
-        return Experiment.parse(name, run | own)
+        return Experiment._of(name, run | own)
 
     def toml(self, federations: Sequence[Federation] = ()) -> str:
         """What settings.toml holds: the settings, where and when they ran, and the fingerprints of the splits."""
@@ -118,7 +128,7 @@ class Experiment:
         if s.rounds:  # else there is only a model from elsewhere to score
             training = {"rounds": s.rounds, "lr_schedule": s.lr_schedule}
         task = task_for(form, builder(s.model, form.shape, form.text), s.budgets)
-        return kind(task=task, clients=clients, members=members, **training, **self.own)
+        return kind(task=task, clients=s.sized_for or clients, members=members, **training, **self.own)
 
 
 def make_task(federation: Federation, model: Builder, budgets: Sequence[str] = ()) -> Task:
@@ -143,6 +153,11 @@ def task_for(form: Form, model: Builder, budgets: Sequence[str] = ()) -> Task:
         )
     check_task(task)
     return task
+
+
+def _called(kind: type[Method]) -> str:
+    """The name of a method."""
+    return kind.__module__.rpartition(".")[2]
 
 
 def surroundings(device: str) -> dict[str, str]:

@@ -19,6 +19,7 @@ from ..engines import at_hand
 from ..errors import RunError, SettingError
 from ..evaluate import Scores
 from ..train import Best, Training
+from .earlier import Earlier, introduction
 from .experiment import Experiment, surroundings
 from .folder import Folder
 from .settings import Settings
@@ -45,6 +46,8 @@ class Run:
         training = experiment.training()
         if s.start:
             start(training, Path(s.start))
+        if s.continue_from:
+            Earlier(Path(s.continue_from)).go_on(training)
         # Engines, devices and thread counts round differently: whoever resumes or repeats this must take the same ones.
         chosen: dict[str, Any] = {
             "engine": type(training.engine).__name__.lower(),
@@ -87,8 +90,12 @@ class Run:
             restore(training, *found)
         elif settings.start:
             start(training, Path(settings.start))
+        elif settings.continue_from:
+            Earlier(Path(settings.continue_from)).go_on(training)
         if found is None:
-            training.notes.append(f"The run in {path} was stopped before its first checkpoint and starts from round 0.")
+            training.notes.append(
+                f"The run in {path} was stopped before its first checkpoint and starts from round {training.round}."
+            )
         training.notes += _changes(_about(folder), surroundings(here.settings.device))
         folder.rewind()
         return Run(experiment, folder, training)
@@ -130,7 +137,7 @@ def snapshot(training: Training) -> tuple[tree.Tree, dict[str, Any]]:
     """All that a training needs to go on bit for bit."""
     tensors: tree.Tree = {}
     for run, state in enumerate(training.states):
-        part: tree.Tree = {"state": state}
+        part: tree.Tree = {"state": state, "data": training.federations[run].fingerprints}
         if kept := training.engine.memories(run):
             part["memory"] = kept
         if released := training.tally.snapshot(run):
@@ -147,6 +154,7 @@ def snapshot(training: Training) -> tuple[tree.Tree, dict[str, Any]]:
         "sent": [dict(sent) for sent in training.sent],
         "diverged": training.diverged,
         "best": [best and {"round": best.round, "validation": best.validation} for best in training.best],
+        **introduction(training),
     }
     return tensors, facts
 

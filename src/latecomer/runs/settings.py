@@ -23,6 +23,12 @@ class Subject:
         "auto", "client model; `latecomer list models` names them; auto: lenet, mlp below 16 pixels, lstm for text"
     )
     start: str = setting("", "run folder whose model, one for all clients, the training begins with")
+    continue_from: str = setting(
+        "", "run folder whose training goes on here, with its settings where none are given; clients may be added"
+    )
+    sized_for: int = setting(
+        0, "number of clients that sizes which follow from it, of descriptors say, are made for; 0: as there are", low=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 With many small networks, most of a round is not arithmetic but Python and PyTorch's transforms (`vmap`, `grad`), which
 arrive at the same operations every time. A tape has these operations, as the source of a Python function. Playing it
-does the same arithmetic in the same order on as many threads, so the results are the same to the last bit.
+does the same arithmetic in the same order, so the results are the same to the last bit.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class _Tape:
     def __call__(self, leaves: list[Tensor], lasting: bool) -> Any:
         if self.program is None:
             return self.function(*tree_unflatten(leaves, self.shape))
-        played = self._played(self.program, leaves)
-        if played is None:
+        with torch.no_grad():
+            played = self.program(*leaves)
+        if played is None:  # it found other numbers than it knows
             return self._otherwise(leaves)
         self.missed = 0
         if self.checked:
@@ -77,15 +78,6 @@ class _Tape:
         self.checked = form == self.form and all(map(_same, played, outputs))
         self.program = self.program if self.checked else None
         return result
-
-    def _played(self, program: Program, leaves: list[Tensor]) -> list[Any] | None:
-        """What the program returns; None where it finds other numbers than it knows."""
-        threads = torch.get_num_threads()
-        try:
-            with torch.no_grad():
-                return program(*leaves)
-        finally:
-            torch.set_num_threads(threads)
 
     def _otherwise(self, leaves: list[Tensor]) -> Any:
         """A call that is not the one on the tape."""

@@ -1,9 +1,8 @@
 """Traces a function on a CPU: the plain operations that it comes down to, written as the source of a program.
 
-Of `lambda x: (x.view(3) + 1) * 2` on two threads the program is
+Of `lambda x: (x.view(3) + 1) * 2` the program is
 
     def program(x0):
-     threads(2)
      t2 = f1(x0, c1)
      t3 = f0(t2, c2); t2 = None
      return [t3]
@@ -12,8 +11,8 @@ where f0 and f1 are PyTorch's operations themselves, and c1 and c2 what they wer
 with x for inputs, t for what was computed, and c for what comes from elsewhere and stays the same. Four things are done
 to what was seen: views of all of a tensor are only names for it (`x.view(3)` above); what is computed twice is computed
 once; what nobody needs is left out; and what nobody needs any more is freed at once. All else is as it was, in order,
-on as many threads as it had, so the results are the same to the last bit. PyTorch's own tracer (`make_fx`) cannot stand
-here: it ends where the host looks at a number, which this compares, and knows neither threads nor aliases (ADR 24).
+so the results are the same to the last bit. PyTorch's own tracer (`make_fx`) cannot stand here: it ends where the host
+looks at a number, which this compares, and knows no aliases (ADR 24).
 """
 
 from __future__ import annotations
@@ -33,9 +32,6 @@ from .steady import TELL, decides
 Program = Callable[..., list[Any] | None]
 """From inputs to outputs; None where the host would be told another number than when it was traced."""
 _ATEN = torch.ops.aten
-EXACT = {_ATEN.clone.default, _ATEN.copy_.default, _ATEN.cat.default, _ATEN.mul.Tensor, _ATEN.mul_.Tensor}
-EXACT |= {_ATEN._fused_adam_.default, _ATEN._fused_sgd_.default}
-"""Operations whose result does not depend on how many threads do them: number by number, and not summed up."""
 LARGE = 2**22  # bytes that are not kept for a second use
 NAME = re.compile(r"\bt\d+\b")
 LONGEST = 30_000  # operations on a tape; a function with more goes on running as it is
@@ -50,7 +46,6 @@ class _Call:
     used: set[str]  # names of tensors among them
     made: list[str]  # names of the tensors it returns; "" for what is none, or has its name already
     several: bool  # whether it returns a list
-    threads: int  # how many it may use: some sums depend on it
     told: str  # the number that it told the host, as text: 0.0 and -0.0 are two
     large: bool  # whether what it returns is better made twice than kept
 
@@ -73,7 +68,6 @@ class Trace(TorchDispatchMode):
         self.foreign = {_storage(leaf): leaf for leaf in inputs}  # memory that is not the function's own; kept in use
         self.owners: dict[str, str] = {}  # of a view: the name of what has the memory
         self.written: set[str] = set()  # owners whose memory is written after it was made
-        self.threads = torch.get_num_threads()
         self.count = 0
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -98,9 +92,8 @@ class Trace(TorchDispatchMode):
         if not any(made) and not schema(operation).is_mutable and operation is not TELL and result is not None:
             return  # it gave back what it was given; what returns nothing checks something
         told = repr(result) if operation is TELL else ""
-        threads = self.threads if operation in EXACT else torch.get_num_threads()
         large = sum(tensor.nbytes for tensor in _tensors(result)) > LARGE
-        calls.append(_Call(operation, ", ".join(words), used, made, several, threads, told, large))
+        calls.append(_Call(operation, ", ".join(words), used, made, several, told, large))
 
     def _unfit(self, operation: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
         """Whether an operation may do something else the next time, or change what is not the function's own."""
@@ -173,7 +166,7 @@ class Trace(TorchDispatchMode):
             if fresh:
                 kept.append(call)
                 continue
-            earlier = done.setdefault((call.operation, call.arguments, call.threads), call.made)
+            earlier = done.setdefault((call.operation, call.arguments), call.made)
             names |= dict(zip(call.made, earlier, strict=True)) if earlier is not call.made else {}
             kept += [call] if earlier is call.made else []
         return kept, names
@@ -183,15 +176,12 @@ class Trace(TorchDispatchMode):
         given = [self._text(value) for value in outputs]
         calls, same = self._once(self.calls or [])
         names = [same.get(name, name) for name in given]
-        operations: dict[str, Any] = {"threads": torch.set_num_threads}
+        operations: dict[str, Any] = {}
         # from the end to the beginning: what is needed later, and so which use of a tensor is its last
-        needed, lines, threads = set(names), [], 0
+        needed, lines = set(names), []
         for number, call in enumerate(reversed(calls)):
             if any(call.made) and not schema(call.operation).is_mutable and needed.isdisjoint(call.made):
                 continue
-            if threads and call.threads != threads:
-                lines.append(f" threads({threads})")
-            threads = call.threads
             last = {name for name in (*call.used, *call.made) if name.startswith("t")} - needed
             needed |= call.used
             targets = ", ".join(name or "_" for name in call.made) + "," * call.several
@@ -203,7 +193,7 @@ class Trace(TorchDispatchMode):
         returned = self._returned(given, names, same, [isinstance(value, Tensor) for value in outputs])
         head = f"def program({', '.join(self.inputs)}):"
         space = operations | self.constants
-        exec("\n".join([head, f" threads({threads})" * bool(threads), *reversed(lines), returned]), space)
+        exec("\n".join([head, *reversed(lines), returned]), space)
         return space["program"]  # type: ignore[no-any-return]
 
     def _returned(self, given: list[str], names: list[str], same: dict[str, str], tensors: list[bool]) -> str:
