@@ -55,9 +55,9 @@ def bundles(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def serving(bundle: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def serving(bundle: Path, *words: str, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A server of its own process, and its port."""
-    command = [sys.executable, "-m", "latecomer", "serve", str(bundle), *FREELY, "--port", "0", *words]
+    command = [sys.executable, "-m", "latecomer", "serve", str(bundle), *FREELY, "--port", str(port), *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         try:
@@ -247,9 +247,8 @@ def swap(folder: Path) -> None:
                 found[f"status {answer.status}"] += 1
 
     threads = [threading.Thread(target=client, args=(number,)) for number in range(16)]
-    words = ("--port", str(port), "--look-every", "0.2")
     for round_ in range(3):
-        with serving(link, *words) as (process, _):
+        with serving(link, "--look-every", "0.2", port=port) as (process, _):
             if not round_:
                 for thread in threads:
                     thread.start()

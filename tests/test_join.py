@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.server
 import json
 import subprocess
@@ -16,13 +18,12 @@ import numpy as np
 import pytest
 
 import latecomer
+import latecomer.handover.join as joining
 from latecomer import tensorfile
 from latecomer.errors import DataError, ServerError, SettingError
-from latecomer.handover import join as joining
 from latecomer.handover.bundle import Bundle, publish
 from latecomer.runs.experiment import Experiment
 from latecomer.runs.run import Run
-from latecomer.serve.keys import Keys
 from latecomer.serve.listen import Server, configure
 from latecomer.serve.service import Service
 from latecomer.serve.settings import Serving
@@ -92,3 +93,151 @@ def test_a_newcomer_gets_the_model_that_the_run_would_give_it(
     assert (folder / "model.safetensors").read_bytes() == got.files["model.safetensors"]
     with pytest.raises(ServerError, match="exists already"):
         got.save(folder)
+
+
+class Scripted(http.server.BaseHTTPRequestHandler):
+    """A server that answers what it is told to, one answer after the other."""
+
+    answers: list[tuple[int, dict[str, str], bytes]] = []
+    asked: list[tuple[str, dict[str, str]]] = []
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.asked.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+        status, headers, body = self.answers.pop(0)
+        if status:
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+        self.close_connection = True
+
+    do_POST = do_GET  # noqa: N815
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, list[Any]]]]:
+    """`scripted((status, headers, body), ...)`: an address that answers so, and what it was asked."""
+    monkeypatch.setattr(joining.time, "sleep", lambda seconds: waited.append(seconds))
+    waited: list[float] = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Scripted) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+
+        def script(*answers: tuple[int, dict[str, str], bytes]) -> tuple[str, list[Any]]:
+            Scripted.answers, Scripted.asked = list(answers), []
+            return f"http://127.0.0.1:{server.server_port}", waited
+
+        yield script
+        server.shutdown()
+
+
+FACTS = {
+    "version": "a",
+    "rule": "common",
+    "recipe": {"task": {"dtype": "float32", "stored": [2], "classes": 2, "text": False, "mean": [], "std": []}},
+    "files": {"public/common.safetensors": "00", "public/model.onnx": "00"},
+}
+X = np.zeros((3, 2), np.float32)
+
+
+def told(**other: Any) -> tuple[int, dict[str, str], bytes]:
+    return 200, {}, json.dumps(FACTS | other).encode()
+
+
+def digest_of(body: bytes) -> str:
+    return f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
+
+
+def test_what_fails_for_a_moment_is_tried_again(scripted: Any) -> None:
+    problem = json.dumps({"detail": "This key is not known."}).encode()
+    url, waited = scripted((429, {"Retry-After": "7"}, b""), (503, {}, b""), (0, {}, b""), (401, {}, problem))
+    with pytest.raises(ServerError, match=r"answers 401: This key is not known\."):
+        latecomer.join(url, X, key="secret")
+    assert waited[0] == 7
+    assert 0.25 < waited[1] < waited[2] < 4
+    assert Scripted.asked[0][1]["authorization"] == "Bearer secret"
+
+
+def test_it_gives_up_in_the_end(scripted: Any) -> None:
+    url, waited = scripted(*[(503, {"Retry-After": "100000"}, b"")] * 3)
+    with pytest.raises(ServerError, match="answers 503"):
+        latecomer.join(url, X, retries=2)
+    assert waited == [60, 60]
+    with pytest.raises(ServerError, match="cannot be reached"):
+        latecomer.join("http://127.0.0.1:9", X, retries=1)
+
+
+def test_what_was_not_promised_is_refused(scripted: Any) -> None:
+    for digest in (digest_of(b"good"), digest_of(b"bad")):  # of the answer, and of the file
+        url, _ = scripted(told(), (200, {"X-Latecomer-Bundle": "a", "Repr-Digest": digest}, b"bad"))
+        with pytest.raises(ServerError, match="digest is another"):
+            latecomer.join(url, X)
+    url, _ = scripted((200, {}, b"<html>"))
+    with pytest.raises(ServerError, match="no server of latecomer's"):
+        latecomer.join(url, X)
+    url, _ = scripted(told(rule="magic"))
+    with pytest.raises(ServerError, match="'magic'"):
+        latecomer.join(url, X)
+
+
+def test_a_new_bundle_halfway_means_to_start_over_once(scripted: Any) -> None:
+    other = (200, {"X-Latecomer-Bundle": "b", "Repr-Digest": digest_of(b"x")}, b"x")
+    url, _ = scripted(told(), other, told(version="b"), (409, {}, b""))
+    with pytest.raises(ServerError, match="taken over another bundle"):
+        latecomer.join(url, X)
+    assert [path for path, _ in Scripted.asked].count("/v1/bundle") == 2
+
+
+def test_bad_data_and_addresses_are_one_sentence(scripted: Any) -> None:
+    for wrong, words in ((np.zeros((3, 5), np.float32), "trained on"), (X * np.nan, "NaN"), (X[:0], "empty")):
+        url, _ = scripted(told())
+        with pytest.raises(DataError, match=words):
+            latecomer.join(url, wrong)
+    url, _ = scripted(told())
+    with pytest.raises(DataError, match="the classes are 0 to 1"):
+        latecomer.join(url, X, [0, 1, 2])
+    url, _ = scripted(told(needs_labels=True, method="pefll"))
+    with pytest.raises(DataError, match=r"pefll .* needs labels"):
+        latecomer.join(url, X)
+    for address, key in (("ftp://x", ""), ("nonsense", ""), ("http://models.example.org", "secret")):
+        with pytest.raises(SettingError):
+            latecomer.join(address, X, key=key)
+
+
+def test_it_needs_neither_torch_nor_onnxruntime_to_talk() -> None:
+    program = "import sys, latecomer; latecomer.join; print({'torch', 'onnxruntime', 'safetensors'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("cut", [0, 4, 8, 20, -1])
+def test_a_damaged_file_of_tensors(cut: int) -> None:
+    whole = tensorfile.pack({"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array(7, np.int64)})
+    found = tensorfile.unpack(whole)
+    assert (found["a"][1, 2], found["b"], found["b"].shape) == (5, 7, ())
+    with pytest.raises(tensorfile.TensorFileError):
+        tensorfile.unpack(whole[:cut])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "[]",
+        "{",
+        "[" * 5000,
+        '{"a": 1}',
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 8]}}',
+        '{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "F32", "shape": [1e400], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "F32", "shape": [0, 99999999999999999999999], "data_offsets": [0, 0]}}',
+        '{"a": {"dtype": "object", "shape": [1], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}',
+    ],
+)
+def test_a_hostile_file_of_tensors(header: str) -> None:
+    with pytest.raises(tensorfile.TensorFileError):
+        tensorfile.unpack(len(header).to_bytes(8, "little") + header.encode() + b"1234")

@@ -291,7 +291,7 @@ def names_in(header: str) -> list[str]:
 
 def _refusal(url: str, status: int, content: bytes) -> ServerError:
     """What the server's problem says, or that it says nothing."""
-    if status == 412:
+    if status == 409:
         return BundleChanged(f"{url} has taken over another bundle.")
     try:
         detail = str(json.loads(content)["detail"])[:500]

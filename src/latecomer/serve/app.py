@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, Response, Security
+from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 
 from .. import __version__
 from . import metrics, pages, v1, v2
-from .bodies import Described, Inference
+from .bodies import Covered, Described, Inference
 from .edition import SAFETENSORS
 from .guard import Guard
 from .problems import Problem, documented, tell
@@ -34,7 +35,7 @@ def make(service: Service) -> Guard:
 
     # /docs would load its scripts from elsewhere.
     app = FastAPI(title="latecomer", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    for kind in (Problem, HTTPException, Exception):
+    for kind in (Problem, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, tell)
     allowed = entrance(service)
     reads = allowed("metrics")
@@ -93,18 +94,22 @@ def document(app: FastAPI, service: Service) -> dict[str, Any]:
     """OpenAPI, with the sizes of the bundle that is served now."""
     bundle = service.edition.bundle
     found = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    described, judged = (Described.model_json_schema() for _ in range(2))
-    for schema, size in ((described, bundle.descriptor), (judged, service.edition.seen_by_gate or bundle.descriptor)):
-        schema["properties"]["descriptor"] |= {"minItems": size, "maxItems": size}
+    described, covered = Described.model_json_schema(), Covered.model_json_schema()
+    for body in (described, covered):
+        body["properties"]["descriptor"] |= {"minItems": bundle.descriptor, "maxItems": bundle.descriptor}
     inference = Inference.model_json_schema(ref_template="#/components/schemas/{model}")
     found.setdefault("components", {}).setdefault("schemas", {}).update(inference.pop("$defs"))
     binary = {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}
     bodies: dict[str, Any] = {
         "/v1/models": {"application/json": {"schema": described}},
-        "/v1/coverage": {"application/json": {"schema": judged}},
+        "/v1/coverage": {"application/json": {"schema": covered}},
         "/v1/descriptors": binary,
         "/v2/models/{name}/infer": {"application/json": {"schema": inference}},
     }
     for path, content in bodies.items():
-        found["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
+        operation = found["paths"][path]["post"]
+        operation["requestBody"] = {"required": True, "content": content}
+        for parameter in operation.get("parameters", ()):
+            if parameter["in"] == "header":
+                parameter["schema"] = {"type": "string", "enum": [bundle.version]}
     return found

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .problems import Problem
 
-Number = Annotated[float, Field(allow_inf_nan=False)]
+LARGEST = float(np.finfo(np.float32).max)
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-LARGEST, le=LARGEST)]
 M = TypeVar("M", bound="Strict")
 
 
@@ -22,9 +23,15 @@ class Strict(BaseModel):
 
 
 class Described(Strict):
-    """The body of /v1/models and /v1/coverage."""
+    """The body of /v1/models."""
 
     descriptor: list[Number]
+
+
+class Covered(Described):
+    """The body of /v1/coverage; a gate may ask for one number more, which the client's model gives."""
+
+    entropy: Annotated[Number, Field(ge=0)] | None = None  # mean of its predictions
 
 
 class Tensor(Strict):
@@ -81,12 +88,9 @@ def parsed(kind: type[M], body: bytes) -> M:
         raise Problem(422, f"{place or 'The body'}: {first['msg'].rstrip('.')}.") from error
 
 
-def numbers(values: object, size: int, what: str) -> NDArray[np.float32]:
-    """Exactly `size` finite float32 numbers in a row."""
-    with np.errstate(over="ignore"):
-        found = np.asarray(values, dtype=np.float64).ravel().astype(np.float32)
-    if len(found) != size:
-        raise Problem(422, f"{what} has {len(found)} numbers; this bundle's has {size}.")
-    if not np.isfinite(found).all():
-        raise Problem(422, f"{what} has a number that is too large for float32.")
+def numbers(values: list[float], size: int, what: str) -> NDArray[np.float32]:
+    """Exactly `size` numbers in a row, which are float32 already but for their type."""
+    found = np.asarray(values, dtype=np.float32)
+    if found.shape != (size,):
+        raise Problem(422, f"{what} has {found.size} numbers; this bundle's has {size}.")
     return found

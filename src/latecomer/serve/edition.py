@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import MissingExtra, RunError
+from ..errors import DataError, MissingExtra, RunError
 from ..privacy import Release
 from ..steps import phases_of, steps
 from ..tensorfile import pack
@@ -55,6 +55,7 @@ class Wish:
 
     descriptor: NDArray[np.float32]
     who: str
+    entropy: float | None = None  # for the gate
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,6 @@ class Edition:
         """How many models one pass may make; passes make 8 or more."""
         return max(8, PASS_BYTES // (4 * max(1, self.bundle.weights)))
 
-    @property
-    def seen_by_gate(self) -> int:
-        """How many numbers the gate looks at."""
-        return int(self.gate.facts["size"]) if self.gate is not None else 0
-
     # passes: a list of what was asked for, and one answer for each
 
     def rows(self, wishes: list[Wish]) -> list[NDArray[np.float32] | Exception]:
@@ -141,10 +137,14 @@ class Edition:
     def verdicts(self, wishes: list[Wish]) -> list[Any]:
         """How well the members cover every descriptor."""
         refused = self._charge(wishes)
-        return [
-            verdict(self.gate.judge(wish.descriptor)) if no is None else no
-            for wish, no in zip(wishes, refused, strict=True)
-        ]
+        return [self._judge(wish) if no is None else no for wish, no in zip(wishes, refused, strict=True)]
+
+    def _judge(self, wish: Wish) -> dict[str, Any] | Problem:
+        more = [] if wish.entropy is None else [wish.entropy]
+        try:
+            return verdict(self.gate.judge(np.append(wish.descriptor, more)))
+        except DataError as error:  # it asks for the entropy, or for none
+            return Problem(422, str(error))
 
     def refitted(self, asked: list[Turn]) -> list[Any]:
         """Better embeddings, one after the other."""

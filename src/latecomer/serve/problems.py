@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 MEDIA = "application/problem+json"
@@ -40,6 +41,8 @@ async def tell(request: Request, problem: Exception) -> Response:
     """The answer for what a route raised."""
     if isinstance(problem, Problem):
         return problem.response()
+    if isinstance(problem, RequestValidationError):
+        return Problem(422, "A parameter of the path, the query or the header is not what it should be.").response()
     if isinstance(problem, HTTPException):  # no such path, or no such method on it
         sentences = {404: "There is nothing at this path.", 405: "This path does not take this method."}
         detail = sentences.get(problem.status_code, HTTPStatus(problem.status_code).phrase + ".")
@@ -63,7 +66,7 @@ MEANINGS = {
     403: "the key may not do this, or has spent its privacy budget",
     404: "this bundle has no such thing",
     406: "no such format",
-    412: "the server has taken over another bundle",
+    409: "the server has taken over another bundle",
     413: "the body is too large",
     415: "the body is of another type",
     422: "the body does not say what it should",

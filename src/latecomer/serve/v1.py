@@ -10,7 +10,7 @@ import numpy as np
 from fastapi import APIRouter, Header, Request, Response
 
 from ..tensorfile import TensorFileError, unpack
-from .bodies import Described, numbers, parsed, read
+from .bodies import Covered, Described, numbers, parsed, read
 from .edition import MAKES_MODELS, ONNX, SAFETENSORS, Content, Edition, Turn, Wish
 from .problems import Problem, documented
 from .service import Service
@@ -20,7 +20,7 @@ VERSION = {"description": "which bundle this comes from", "schema": {"type": "st
 DIGEST = {"description": "sha-256 of the body (RFC 9530)", "schema": {"type": "string"}}
 QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 BYTES = {"schema": {"type": "string", "format": "binary"}}
-Expected = Annotated[str | None, Header(alias=BUNDLE, max_length=128, description="the bundle that the encoder is of")]
+Expected = Annotated[str | None, Header(alias=BUNDLE, description="the bundle that the encoder is of")]
 
 
 def handed_out(*medias: str) -> dict[str, Any]:
@@ -55,34 +55,35 @@ def routes(service: Service, allowed: Any) -> APIRouter:
 
     @router.post(
         "/models",
-        responses=documented(401, 403, 404, 406, 412, 413, 415, 422) | {200: handed_out(SAFETENSORS, ONNX)},
+        responses=documented(401, 403, 404, 406, 409, 413, 415, 422) | {200: handed_out(SAFETENSORS, ONNX)},
     )
     async def models(request: Request, expected: Expected = None, who: str = asks) -> Response:
         """A client's own model, from its descriptor."""
         edition = current(service, expected)
         media = chosen(request.headers.get("accept", ""))
-        makes_models(edition)
-        wish = await described(request, edition, who, edition.bundle.descriptor)
+        wish = await described(request, edition, who)
         work = edition.models if media == SAFETENSORS else edition.standalone
         return answer(edition, await service.batcher.ask(work, wish))
 
     @router.post(
         "/coverage",
-        responses=documented(401, 403, 404, 412, 413, 415, 422)
+        responses=documented(401, 403, 404, 409, 413, 415, 422)
         | {200: {"description": "the verdict", "content": {"application/json": {"schema": {"type": "object"}}}}},
     )
     async def coverage(request: Request, expected: Expected = None, who: str = asks) -> Response:
-        """How well the members cover a client, from its descriptor and whatever more the gate looks at."""
+        """How well the members cover a client, from its descriptor."""
         edition = current(service, expected)
         if edition.gate is None:
             raise Problem(404, "This bundle has no gate, so it cannot say whom it covers.")
-        wish = await described(request, edition, who, edition.seen_by_gate)
+        wish = await described(request, edition, who, Covered)
+        if wish.entropy is not None and edition.release is not None:
+            raise Problem(422, "Descriptors of this bundle are private, and no noise would protect an entropy.")
         verdict = await service.batcher.ask(edition.verdicts, wish)
         return Response(json.dumps(verdict), 200, {BUNDLE: edition.version}, "application/json")
 
     @router.post(
         "/descriptors",
-        responses=documented(401, 403, 404, 412, 413, 415, 422) | {200: handed_out(SAFETENSORS)},
+        responses=documented(401, 403, 404, 409, 413, 415, 422) | {200: handed_out(SAFETENSORS)},
     )
     async def descriptors(request: Request, expected: Expected = None, who: str = asks) -> Response:
         """A better embedding, from how a client's training changed the model of the last one."""
@@ -122,14 +123,16 @@ def current(service: Service, expected: str | None) -> Edition:
     """The edition of now, if it is the one that the client's encoder is of."""
     edition = service.edition
     if expected is not None and expected != edition.version:
-        raise Problem(412, "This server has taken over another bundle; fetch its encoder, and describe again.")
+        raise Problem(409, "This server has taken over another bundle; fetch its encoder, and describe again.")
     return edition
 
 
-async def described(request: Request, edition: Edition, who: str, size: int) -> Wish:
-    """The descriptor that a request brings, of this size."""
-    body = parsed(Described, await read(request, "application/json", body_bytes(edition)))
-    return Wish(numbers(body.descriptor, size, "The descriptor"), who)
+async def described(request: Request, edition: Edition, who: str, kind: type[Described] = Described) -> Wish:
+    """The descriptor that a request brings."""
+    makes_models(edition)
+    body = parsed(kind, await read(request, "application/json", body_bytes(edition)))
+    descriptor = numbers(body.descriptor, edition.bundle.descriptor, "The descriptor")
+    return Wish(descriptor, who, body.entropy if isinstance(body, Covered) else None)
 
 
 def makes_models(edition: Edition) -> None:
@@ -141,7 +144,7 @@ def makes_models(edition: Edition) -> None:
 
 def body_bytes(edition: Edition) -> int:
     """Enough for the longest way to write a number, and some blanks."""
-    return 4096 + 64 * max(edition.bundle.descriptor, edition.seen_by_gate)
+    return 4096 + 64 * edition.bundle.descriptor
 
 
 def fitting_bytes(edition: Edition) -> int:

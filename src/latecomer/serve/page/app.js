@@ -14,7 +14,7 @@ const ELSEWHERE = {
   fit: "A client of this method trains in turns with the server, and browsers cannot train.",
 }; // by rule
 
-let client, data, model, descriptor, signature;
+let client, data, model, descriptor, entropy;
 
 // small things
 
@@ -112,7 +112,7 @@ async function personalise() {
     throw new Error("This method makes a model of examples and their labels; there are no labels in your data.");
   }
   const given = split(data, inputs);
-  descriptor = signature = null;
+  descriptor = entropy = null;
   if (rule === "describe") {
     await say("Describing your data, in this browser…");
     descriptor = await client.describe(given);
@@ -136,9 +136,9 @@ async function personalise() {
 /** Where this client stands among the members, if the server has a gate. */
 async function stand(x) {
   at("standing").hidden = true;
-  if (!client.facts.gate || client.facts.rule in ELSEWHERE) return;
-  signature = await model.signature(x, descriptor);
-  const { covered, accuracy, low, high, place, nearest, advice } = await client.coverage(signature);
+  if (!descriptor || !client.facts.gate || client.facts.noise) return; // no noise would protect the entropy
+  entropy = await model.entropy(x);
+  const { covered, accuracy, low, high, place, nearest, advice } = await client.coverage(descriptor, entropy);
   const between = covered ? `between ${percent(low)} and ${percent(high)}` : "but nothing is promised";
   const near = nearest.map(([member]) => member);
   at("plot").replaceChildren(plot(client.facts.gate.places, near, place));
@@ -185,10 +185,10 @@ function picture({ dtype, shape: [, height, width, channels], data: values }) {
 
 function account() {
   const bodies = requests.filter(({ sent }) => sent);
-  const meant = [descriptor, signature].map((numbers) => JSON.stringify({ descriptor: numbers }));
+  const meant = [{ descriptor }, { descriptor, entropy }].map((message) => JSON.stringify(message));
   const strange = bodies.filter(({ body }) => !meant.includes(body)).length;
   const bytes = bodies.reduce((sum, { sent }) => sum + sent, 0);
-  const sure = signature ? "and, for the gate, how sure your model is of your examples" : "";
+  const sure = entropy === null ? "" : "and, for the gate, how sure your model is of your examples";
   const what = strange ? `${strange} with something else than your descriptor` : `your descriptor ${sure}`.trim();
   const told = `${plural(bytes, "byte")} in ${plural(bodies.length, "request")}: ${what}; nothing else.`;
   at("sum").textContent = bodies.length ? told : "Nothing of yours.";

@@ -59,16 +59,14 @@ class Model {
     return (await this.logits(x)).map((row) => row.indexOf(Math.max(...row)));
   }
 
-  /** What the gate looks at: the descriptor, else the mean prediction; and the mean entropy of predictions on `x`. */
-  async signature(x, descriptor) {
-    const rows = (await this.logits(x)).map((row) => {
+  /** How unsure it is of these examples: the mean entropy of its predictions. */
+  async entropy(x) {
+    const each = (await this.logits(x)).map((row) => {
       const powers = Array.from(row, (score) => Math.exp(score - Math.max(...row)));
       const sum = powers.reduce((a, b) => a + b);
-      return powers.map((power) => power / sum);
+      return powers.reduce((total, power) => total - (power && (power / sum) * Math.log(power / sum)), 0);
     });
-    const mean = (values) => values.reduce((a, b) => a + b) / values.length;
-    const entropy = mean(rows.map((row) => row.reduce((sum, p) => sum - (p && p * Math.log(p)), 0)));
-    return [...(descriptor ?? rows[0].map((_, k) => mean(rows.map((row) => row[k])))), entropy].map(Math.fround);
+    return each.reduce((a, b) => a + b) / each.length;
   }
 }
 
@@ -95,7 +93,7 @@ export class Client {
 
   /** The model that the server makes of a descriptor. */
   async modelFor(descriptor) {
-    return this.model(await whole(await this.post("/v1/models", descriptor, "application/octet-stream")));
+    return this.model(await whole(await this.post("/v1/models", { descriptor }, "application/octet-stream")));
   }
 
   /** The model that this browser makes of a client's data: nothing is sent. */
@@ -113,12 +111,12 @@ export class Client {
 
   /** The model in one file, with its weights inside; made by the server. */
   async standalone(descriptor) {
-    return whole(await this.post("/v1/models", descriptor, "application/onnx"));
+    return whole(await this.post("/v1/models", { descriptor }, "application/onnx"));
   }
 
-  /** What the gate says of a signature. */
-  async coverage(signature) {
-    return (await this.post("/v1/coverage", signature, "application/json")).json();
+  /** What the gate says of a descriptor, and of how unsure the model is that was made of it. */
+  async coverage(descriptor, entropy) {
+    return (await this.post("/v1/coverage", { descriptor, entropy }, "application/json")).json();
   }
 
   async encode(data) {
@@ -142,9 +140,9 @@ export class Client {
     return this.files[name];
   }
 
-  async post(path, descriptor, accept) {
+  async post(path, message, accept) {
     const headers = { Accept: accept, "Content-Type": "application/json", "X-Latecomer-Bundle": this.facts.version };
-    return this.request(path, { method: "POST", body: JSON.stringify({ descriptor }) }, headers);
+    return this.request(path, { method: "POST", body: JSON.stringify(message) }, headers);
   }
 
   async request(path, options = {}, headers = {}) {
