@@ -136,14 +136,15 @@ async function personalise() {
 /** Where this client stands among the members, if the server has a gate. */
 async function stand(x) {
   at("standing").hidden = true;
-  if (!descriptor || !client.facts.gate || client.facts.noise) return; // no noise would protect the entropy
+  const { gate, noise } = client.facts;
+  if (!descriptor || !gate || noise) return; // no noise would protect the entropy
   entropy = await model.entropy(x);
   const { covered, accuracy, low, high, place, nearest, advice } = await client.coverage(descriptor, entropy);
   const between = covered ? `between ${percent(low)} and ${percent(high)}` : "but nothing is promised";
   const near = nearest.map(([member]) => member);
-  at("plot").replaceChildren(plot(client.facts.gate.places, near, place));
+  at("plot").replaceChildren(plot(gate.places, near, place));
   at("verdict").replaceChildren(
-    make("p", { className: covered ? "verdict yes" : "verdict no" }, covered ? "Covered by the members" : "Unlike anyone"),
+    make("p", { className: `verdict ${covered ? "yes" : "no"}` }, covered ? "Covered by the members" : "Unlike anyone"),
     make("p", {}, `About ${percent(accuracy)} of your model's predictions should be right, ${between}.`),
     range(accuracy, low, high),
     make("p", {}, `Advice: ${advice.replace("unlike anyone: ", "")}.`),
