@@ -192,7 +192,8 @@ function account() {
   const sure = entropy === null ? "" : "and, for the gate, how sure your model is of your examples";
   const what = strange ? `${strange} with something else than your descriptor` : `your descriptor ${sure}`.trim();
   const told = `${plural(bytes, "byte")} in ${plural(bodies.length, "request")}: ${what}; nothing else.`;
-  at("sum").textContent = bodies.length ? told : "Nothing of yours.";
+  const key = client?.key ? " Your key goes with each request." : "";
+  at("sum").textContent = (bodies.length ? told : "Nothing of your data.") + key;
   at("requests").replaceChildren(...requests.map(({ method, path, status, sent, body }) => {
     const details = sent ? [make("details", {}, make("summary", {}, "all that was sent"), make("pre", {}, body))] : [];
     const cells = [[method], [path, ...details], [status], [sent.toLocaleString("en")]];
