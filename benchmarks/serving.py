@@ -124,21 +124,32 @@ def measured(port: int, connections: int, seconds: float = SECONDS) -> dict[str,
     return found
 
 
+def busy(process: subprocess.Popen[str]) -> float:
+    """Seconds that a process has kept cores busy."""
+    user, system = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def speed(folder: Path) -> None:
+    print(f"load of this machine before it began: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     (bundle, _), found = bundles(folder), {"64": [], "1": []}
     for _ in range(TIMES):
         for batch, results in found.items():
-            with serving(bundle, "--batch", batch) as (_, port):
+            with serving(bundle, "--batch", batch) as (process, port):
                 measured(port, CONNECTIONS, 1.0)
-                results.append((measured(port, CONNECTIONS), measured(port, 1)))
+                before = busy(process)
+                many = measured(port, CONNECTIONS)
+                many["core"] = (busy(process) - before) / (many["rate"] * SECONDS)
+                results.append((many, measured(port, 1)))
     for batch, results in found.items():
         rates = [many["rate"] for many, _ in results]
+        core = 1000 * statistics.median(many["core"] for many, _ in results)
         many, lone = (1000 * statistics.median(r[k]["median"] for r in results) for k in (0, 1))
         spread = f"{min(rates):.0f} to {max(rates):.0f}"
         print(
             f"batches of {batch:>2}: {statistics.median(rates):.0f} models/s ({spread}) at {CONNECTIONS} connections,"
         )
-        print(f"               median {many:.0f} ms; a lone request {lone:.1f} ms")
+        print(f"               median {many:.0f} ms; {core:.1f} ms of a core each; a lone request {lone:.1f} ms")
     ratio = statistics.median(a[0]["rate"] / b[0]["rate"] for a, b in zip(*found.values(), strict=True))
     print(f"batching hands out {ratio:.1f} times as many models as one pass a request")
 

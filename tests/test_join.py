@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import hashlib
 import http.server
+import ipaddress
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -16,14 +19,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 import latecomer
 import latecomer.handover.join as joining
+from console import environment, start
 from latecomer import tensorfile
 from latecomer.errors import DataError, ServerError, SettingError
 from latecomer.handover.bundle import Bundle, publish
 from latecomer.runs.experiment import Experiment
 from latecomer.runs.run import Run
+from latecomer.serve.keys import Keys
 from latecomer.serve.listen import Server, configure
 from latecomer.serve.service import Service
 from latecomer.serve.settings import Serving
@@ -93,6 +101,54 @@ def test_a_newcomer_gets_the_model_that_the_run_would_give_it(
     assert (folder / "model.safetensors").read_bytes() == got.files["model.safetensors"]
     with pytest.raises(ServerError, match="exists already"):
         got.save(folder)
+
+
+def certificate(folder: Path) -> tuple[str, str]:
+    """Of this machine, signed by itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    (folder / "cert.pem").write_bytes(built.public_bytes(pem))
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    return str(folder / "cert.pem"), str(folder / "key.pem")
+
+
+def test_the_command_serves_over_tls_to_whoever_has_a_key(
+    runs: Callable[[str], tuple[Path, Path]], digits: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, private = certificate(tmp_path)
+    keys, text = Keys().new("shop", ["models", "encoder"])
+    keys.write(tmp_path / "keys.json")
+    words = ["--certificate", cert, "--private-key", private, "--keys", tmp_path / "keys.json"]
+    with start(tmp_path, "serve", runs("pefll")[1], "--port", 0, *words) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        url = process.stdout.readline().split()[-1]
+        with pytest.raises(ServerError, match="cannot be trusted"):
+            latecomer.join(url, *digits, key=text)
+        monkeypatch.setenv("SSL_CERT_FILE", cert)
+        with pytest.raises(ServerError, match="401: This needs a key"):
+            latecomer.join(url, *digits)
+        assert latecomer.join(url, *digits, key=text).predict(digits[0]).shape == (40,)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        written = process.stderr.read()
+    assert "POST /v1/models 200" in written
+    assert " shop\n" in written
+    assert text not in written
 
 
 class Scripted(http.server.BaseHTTPRequestHandler):
@@ -210,8 +266,8 @@ def test_bad_data_and_addresses_are_one_sentence(scripted: Any) -> None:
 
 def test_it_needs_neither_torch_nor_onnxruntime_to_talk() -> None:
     program = "import sys, latecomer; latecomer.join; print({'torch', 'onnxruntime', 'safetensors'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    found = subprocess.check_output([sys.executable, "-c", program], text=True, env=environment())
+    assert found == "set()\n"
 
 
 @pytest.mark.parametrize("cut", [0, 4, 8, 20, -1])

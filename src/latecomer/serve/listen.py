@@ -22,6 +22,7 @@ from .service import Service
 log = logging.getLogger("latecomer.serve")
 
 
+HEADER = 32 * 1024  # bytes
 BODY = later("There are too many connections.").body()
 FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n"
@@ -116,6 +117,7 @@ def configure(service: Service) -> uvicorn.Config:
             host=s.host,
             port=s.port,
             http=watched(s.connections, 2 * s.seconds),
+            h11_max_incomplete_event_size=HEADER,
             ws="none",
             lifespan="on",
             log_config=None,
