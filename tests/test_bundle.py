@@ -24,7 +24,7 @@ from latecomer.data import Form
 from latecomer.engines.home import entropy
 from latecomer.engines.loop import Loop
 from latecomer.errors import BundleError, LatecomerError, ModelError
-from latecomer.handover import rule
+from latecomer.handover import export, rule
 from latecomer.handover.bundle import Bundle, common_model, model_graph, publish, version_of
 from latecomer.handover.layout import Layout
 from latecomer.handover.personal import Personal
@@ -465,6 +465,17 @@ def test_a_model_without_a_graph_says_why(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (folder / "model.onnx").exists()
     assert why in (folder / "README.md").read_text()
     assert (Personal.open(folder).logits(examples(3)[0]) == model.logits(examples(3)[0])).all()
+
+
+@pytest.mark.parametrize("name", ["lenet", "cnn64", "conv4"])  # the larger ones take long: docs/handover.md
+def test_models_are_exported(name: str) -> None:
+    form = Form("uint8", (16, 16, 3), 10)
+    trained = untrained("fedavg", form=form, model=name)
+    params, x = trained.states[0]["params"], export.made_up(form, 5)
+    session = onnxruntime.InferenceSession(export.model(trained.method, form, params))
+    with torch.no_grad():
+        expected = trained.method.logits(params, form.prepare(x)).numpy()
+    np.testing.assert_allclose(session.run(None, {"x": x.numpy()})[0], expected, atol=1e-4)
 
 
 def test_graphs_do_not_know_where_they_were_made(published: Callable[[str], Published]) -> None:

@@ -107,7 +107,7 @@ class Personal:
             config = json.loads((place / "config.json").read_text(encoding="utf-8"))
             if config["format"] != FORMAT:
                 raise ModelError(f"{place} has format {config['format']}; this version of latecomer reads {FORMAT}.")
-            for name in ("model.safetensors", *(name for name in ("model.onnx",) if name in config["files"])):
+            for name in ("model.safetensors", *({"model.onnx"} & config["files"].keys())):
                 if digest(place / name) != config["files"][name]:
                     raise ModelError(f"{place / name} is damaged: it is not what was saved.")
             method, form = recipe.follow(config["recipe"])
