@@ -151,14 +151,19 @@ def judged(path: Path) -> dict[str, float]:
         "AUC": auc(doubt, loses),
         "entropy alone": auc(entropy, loses),
         "distance alone": auc(away, loses),
-        "covered, minus members": right[covered].mean() - usual,
-        "not covered, minus members": right[~covered].mean() - usual,
-        "covered that lose": 100 * loses[covered].mean(),
-        "of the alike that do not lose, covered": 100 * covered[~new & ~loses].mean(),
-        "interval holds, covered": 100 * inside[covered].mean(),
+        "covered, minus members": mean(right[covered]) - usual,
+        "not covered, minus members": mean(right[~covered]) - usual,
+        "covered that lose": 100 * mean(loses[covered]),
+        "of the alike that do not lose, covered": 100 * mean(covered[~new & ~loses]),
+        "interval holds, covered": 100 * mean(inside[covered]),
         "interval's width, covered": 2 * gate.facts["width"],
-        "trained alone, not covered": alone[~covered].mean() - usual,
+        "trained alone, not covered": mean(alone[~covered]) - usual,
     }
+
+
+def mean(values: Any) -> float:
+    """NaN where there are none, as where nobody is covered."""
+    return float(values.mean()) if len(values) else np.nan
 
 
 def auc(doubt: Any, loses: Any) -> float:
