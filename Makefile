@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test check bench docs page clean
 .NOTPARALLEL:
 
 demo: .venv/core
@@ -19,6 +19,10 @@ check: .venv/dev
 docs: .venv/docs
 	$(BIN)/python docs/reference.py build/docs
 	@echo "The reference: build/docs/index.html"
+
+# What the page of `latecomer serve` runs models with, from the npm registry.
+page:
+	$(PYTHON) src/latecomer/serve/page/vendor.py
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/bench.py

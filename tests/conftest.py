@@ -21,6 +21,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", r"ignore:The anyio\.:DeprecationWarning")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was not tried of the page is said aloud: without a browser nobody would miss it."""
+    for report in terminalreporter.stats.get("skipped", []):
+        if "test_page.py" in report.nodeid:
+            terminalreporter.write_line(f"NOT TRIED: {report.nodeid}: {report.longrepr[2]}", yellow=True)
+
+
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
     """`latecomer ...` in this process, which has torch already."""
