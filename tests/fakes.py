@@ -75,8 +75,8 @@ class FakeBundle:
         return b"onnx" + row.tobytes()
 
     def refit(self, v: Any, moments: Any, change: Any) -> Any:
-        before = moments or {"first": 0 * v, "second": 0 * v, "count": np.float32(0)}
-        return v + change[: len(v)], before | {"count": np.asarray(before["count"] + np.float32(1))}
+        before = moments or {"first": 0 * v, "second": 0 * v, "step": np.float32(0)}
+        return v + change[: len(v)], before | {"step": np.asarray(before["step"] + np.float32(1))}
 
     @staticmethod
     def make(path: Path, seed: int = 0, **facts: Any) -> Path:

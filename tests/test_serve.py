@@ -187,7 +187,7 @@ def test_an_embedding_is_fitted_in_turns(served: Served) -> None:
         answer = client.post("/v1/descriptors", content=body, headers=octets)
         found = tensorfile.unpack(answer.content)
         assert (found["v"] == v + turn).all()
-        assert found["count"] == turn
+        assert found["step"] == turn
         body = tensorfile.pack({**found, "change": change})
     for wrong in (b"", b"\xff" * 40, body[:-1], tensorfile.pack({"v": v}), tensorfile.pack({"v": v, "change": v})):
         assert is_problem(client.post("/v1/descriptors", content=wrong, headers=octets), 422)

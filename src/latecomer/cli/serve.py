@@ -9,8 +9,9 @@ from pathlib import Path
 
 from ..errors import SettingError, need
 from ..serve.settings import Serving
-from ..settings import allowed, flag, parse, settings_of
+from ..settings import parse
 from . import flags, screen
+from .show import lines
 
 USAGE = """Usage: latecomer serve BUNDLE [--setting value ...]
 
@@ -30,12 +31,14 @@ def main(words: list[str]) -> int:
             need(package, "serve")
         import torch
 
+        from ..engines import heap
         from ..handover.bundle import Bundle
         from ..serve.listen import listen
         from ..serve.service import Service
 
         if settings.threads:
             torch.set_num_threads(settings.threads)
+        heap.keep()  # every pass takes and frees megabytes
         service = Service(Path(words[0]), settings, Bundle.open)
     write_down()
     listen(service, lambda address: print(f"Serving {words[0]} at {address}", flush=True))
@@ -44,15 +47,7 @@ def main(words: list[str]) -> int:
 
 def explain(words: list[str]) -> None:
     print(USAGE)
-    lines = [
-        (
-            flag(name),
-            str(f.default),
-            f.metadata["meaning"] + f" [{allowed(Serving, name)}]" * bool(allowed(Serving, name)),
-        )
-        for name, f in settings_of(Serving).items()
-    ]
-    screen.section("Settings", lines)
+    screen.section("Settings", lines(Serving, {}))
 
 
 def write_down() -> None:

@@ -60,7 +60,11 @@ def signatures_of(method: Method, state: Tree, federation: Federation, ids: torc
         raise DataError(f"What {private[0]!r} sends is differentially private; a gate's number would not be.")
     sizes = [sum(leaf[0].numel() for leaf in reply.values()) for _, reply in loop.heard]
     alone = len(sizes) == 1 and 0 < sizes[0] < method.task.model.size
-    told = torch.cat([leaf.flatten(1) for leaf in loop.heard[0][1].values()], 1).cpu().numpy() if alone else None
+    told = (
+        torch.cat([leaf.reshape(len(leaf), -1) for leaf in loop.heard[0][1].values()], 1).cpu().numpy()
+        if alone
+        else None
+    )
     found: dict[int, Array] = {}
     for sending in [sendings] if isinstance(sendings, Sending) else sendings:
         part = range(len(ids)) if sending.to is None else sending.to.nonzero()[:, 0].tolist()

@@ -21,10 +21,12 @@ from .problems import Problem
 
 if TYPE_CHECKING:
     from ..handover.bundle import Bundle
+    from ..handover.gate import Gate
 
 SAFETENSORS, ONNX = "application/octet-stream", "application/onnx"
 MAKES_MODELS = ("describe", "fit")  # the rules by which a server turns descriptors into models
 PASS_BYTES = 512 * 2**20  # of the weights that one pass may make
+NO_GATE = "This bundle has no gate, so it cannot say whom it covers."
 NOT_FINITE = "No model can be made of this descriptor: what comes of it is not finite."
 
 
@@ -75,7 +77,7 @@ class Edition:
     files: Mapping[str, Content]
     release: Release | None
     ledger: Ledger | None
-    gate: Any = None  # says whom the members cover
+    gate: Gate | None = None  # says whom the members cover
 
     @staticmethod
     def of(bundle: Bundle, ledger: Ledger | None) -> Edition:
@@ -92,7 +94,7 @@ class Edition:
                 raise RunError(f"{bundle.public[name]} was changed while it was read.")
         if bundle.rule in MAKES_MODELS:  # the first pass is slow, and the operator's
             bundle.generate(np.zeros((1, bundle.descriptor), np.float32))
-        return Edition(bundle, files, release, ledger, getattr(bundle, "gate", None))
+        return Edition(bundle, files, release, ledger, bundle.gate)
 
     @property
     def version(self) -> str:
@@ -140,6 +142,8 @@ class Edition:
         return [self._judge(wish) if no is None else no for wish, no in zip(wishes, refused, strict=True)]
 
     def _judge(self, wish: Wish) -> dict[str, Any] | Problem:
+        if self.gate is None:
+            return Problem(404, NO_GATE)
         more = [] if wish.entropy is None else [wish.entropy]
         try:
             return verdict(self.gate.judge(np.append(wish.descriptor, more)))

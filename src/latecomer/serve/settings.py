@@ -28,7 +28,9 @@ class Serving:
     burst: int = setting(200, "requests that an address, and a key, may send at once", low=1)
     connections: int = setting(512, "largest number of open connections", low=1)
     seconds: float = setting(60.0, "longest time for a request, from its first byte to its answer", above=0)
-    threads: int = setting(1, "threads of a pass; 0: as PyTorch likes", low=0)
+    threads: int = setting(
+        2, "threads of a pass; 0: as PyTorch likes (with others the last bits of a model may be others)", low=0
+    )
     look_every: float = setting(2.0, "seconds between looks for a new bundle or new keys", above=0)
 
     def check(self) -> None:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Header, Request, Response
 
 from ..tensorfile import TensorFileError, unpack
 from .bodies import Covered, Described, numbers, parsed, read
-from .edition import MAKES_MODELS, ONNX, SAFETENSORS, Content, Edition, Turn, Wish
+from .edition import MAKES_MODELS, NO_GATE, ONNX, SAFETENSORS, Content, Edition, Turn, Wish
 from .problems import Problem, documented
 from .service import Service
 
@@ -74,7 +74,7 @@ def routes(service: Service, allowed: Any) -> APIRouter:
         """How well the members cover a client, from its descriptor."""
         edition = current(service, expected)
         if edition.gate is None:
-            raise Problem(404, "This bundle has no gate, so it cannot say whom it covers.")
+            raise Problem(404, NO_GATE)
         wish = await described(request, edition, who, Covered)
         if wish.entropy is not None and edition.release is not None:
             raise Problem(422, "Descriptors of this bundle are private, and no noise would protect an entropy.")
@@ -158,7 +158,7 @@ def turn(edition: Edition, body: bytes) -> Turn:
         given = unpack(body)
     except TensorFileError as error:
         raise Problem(422, f"The body is no safetensors file: {error}.") from error
-    sizes, moments = {"v": (d,), "change": (w,)}, {"first": (d,), "second": (d,), "count": ()}
+    sizes, moments = {"v": (d,), "change": (w,)}, {"first": (d,), "second": (d,), "step": ()}
     asked = sizes | (moments if given.keys() & moments.keys() else {})
     if {name: (one.dtype, one.shape) for name, one in given.items()} != {
         name: (np.dtype(np.float32), shape) for name, shape in asked.items()
