@@ -1,6 +1,6 @@
 """One newcomer, every way to its model: do all of them predict the same, and what the run said of it as a latecomer?
 
-    python benchmarks/everywhere.py [--methods pefll,odpflhn,flowdup,pfedhn,knnper,fedavgplus] [--rounds 150]
+    python benchmarks/everywhere.py [--methods pefll,odpflhn,flowdup,pfedhn,knnper,fedavgplus] [--rounds 60]
 
 Each method is trained on digits by the command line. The last latecomer then gets its model by `latecomer meet`, by
 `latecomer personalise` and `predict`, from Python, over HTTP from `latecomer serve`, and from the published bundle with
@@ -27,7 +27,20 @@ import latecomer
 
 METHODS = "pefll,odpflhn,flowdup,pfedhn,knnper,fedavgplus"
 DEVICE = Path(__file__).parent.parent / "examples" / "device" / "join.py"
-RUN = ["--clients", "40", "--unseen", "0.2", "--cohort", "10", "--evaluate-every", "50", "--device", "cpu"]
+RUN = [
+    "--clients",
+    "40",
+    "--unseen",
+    "0.2",
+    "--classes-per-client",
+    "5",
+    "--examples",
+    "20",
+    "--cohort",
+    "10",
+    "--evaluate-every",
+    "30",
+]
 SETTINGS = {
     "pefll": ["--steps", "10", "--lr", "0.05", "--server-lr", "0.002"],
     "odpflhn": ["--lr", "0.05", "--epochs", "5"],
@@ -129,7 +142,7 @@ def tried(method: str, rounds: int, folder: Path) -> list[str]:
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", default=METHODS)
-    parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=60)
     options = parser.parse_args(words)
     heading = ["method", "rule", "the run", "meet", "personalise, predict", "Python", "HTTP (join)", "no torch"]
     print("| " + " | ".join(heading) + " |\n" + "|---" * len(heading) + "|")
