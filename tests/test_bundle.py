@@ -328,6 +328,8 @@ def test_hostile_facts_are_one_sentence(copied: Path) -> None:
         ({"recipe": None}, "cannot be read as a bundle"),
         ({"recipe": recipe | {"method": "fedavg", "settings": {}}}, "cannot be read as a bundle|does not say"),
         ({"recipe": recipe | {"method": "os.system"}}, "There is no method"),
+        ({"recipe": recipe | {"settings": {"continue_from": "/etc"}}}, "'continue_from' is no setting of the method"),
+        ({"recipe": recipe | {"task": recipe["task"] | {"stored": []}}}, "cannot be read as a bundle"),
         ({"seed": "x"}, "cannot be read as a bundle"),
         ({"weights": 3}, "does not say what its server does"),
         ({"rule": "common"}, "does not say what its server does"),

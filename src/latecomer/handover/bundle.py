@@ -214,8 +214,8 @@ class Bundle:
         except BundleError:
             raise
         except (
-            *(KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, RecursionError),
-            *(SafetensorError, LatecomerError),
+            *(KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, MemoryError),
+            *(RecursionError, SafetensorError, LatecomerError),
         ) as error:
             raise BundleError(f"{place} cannot be read as a bundle: {type(error).__name__}: {error}.") from error
         public = {name: place / "public" / name for name in PUBLIC if f"public/{name}" in texts}
@@ -313,8 +313,7 @@ def write_gate(trained: Trained, number: int, found: Rule, private: Path) -> str
     if found.name != "describe":
         return f"By the rule {found.name!r} a newcomer sends no descriptor that the server could judge."
     try:
-        federation = trained.experiment.federations()[number]
-        survey.learn(trained.method, trained.states[number], federation).save(private)
+        survey.learn(trained.method, trained.states[number], trained.federations[number]).save(private)
     except DataError as error:  # no data any more, too few validators, descriptors that are private
         return str(error)
     return ""

@@ -265,6 +265,8 @@ def _inputs(
     else:
         share = HELD_OUT if "held_x" in facts.get("inputs", ()) else 0.0
         apart = hold_out(np.zeros(len(labels), int), labels, share, np.random.default_rng(0)) & (labels >= 0)
+        if not (labels[~apart] >= 0).any():
+            apart[:] = False  # what the model is made of comes first
         held_x, held_y, examples, labels = examples[apart], labels[apart], examples[~apart], labels[~apart]
     normal = secrets.SystemRandom().gauss  # noise that protects a client must not come from a seed
     noise = np.array([normal(0.0, 1.0) for _ in range(int(facts.get("noise", 0)))])
