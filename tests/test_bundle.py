@@ -288,6 +288,15 @@ def copied(published: Callable[[str], Published], tmp_path: Path) -> Path:
     return place
 
 
+def test_a_graph_stays_what_it_was_when_the_bundle_was_opened(copied: Path) -> None:
+    bundle = Bundle.open(copied)
+    row = np.zeros(bundle.weights, np.float32)
+    expected = bundle.standalone(row)
+    again = Bundle.open(copied)
+    (copied / "public" / "model.onnx").write_bytes(b"another")
+    assert again.standalone(row) == expected
+
+
 def refused(place: Path, words: str) -> None:
     with pytest.raises(BundleError, match=words) as told:
         Bundle.open(place)

@@ -73,6 +73,7 @@ class Bundle:
     state: Tree
     found: Rule
     public: Mapping[str, Path] = field(default_factory=dict)  # by name
+    drawing: bytes = b""  # model.onnx, as it was when its digest was checked
 
     @property
     def version(self) -> str:
@@ -161,7 +162,7 @@ class Bundle:
 
     @cached_property
     def _graph(self) -> Any:
-        return export.read(self.public["model.onnx"].read_bytes())
+        return export.read(self.drawing)
 
     def refit(
         self, v: NDArray[np.float32], moments: Mapping[str, NDArray[np.float32]], change: NDArray[np.float32]
@@ -219,7 +220,7 @@ class Bundle:
         ) as error:
             raise BundleError(f"{place} cannot be read as a bundle: {type(error).__name__}: {error}.") from error
         public = {name: place / "public" / name for name in PUBLIC if f"public/{name}" in texts}
-        bundle = Bundle(place, facts, state, found, public)
+        bundle = Bundle(place, facts, state, found, public, texts.get("public/model.onnx", b""))
         try:
             judged = 0 if bundle.gate is None else bundle.gate.facts["size"] - 1
         except LatecomerError as error:
