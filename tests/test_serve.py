@@ -74,7 +74,16 @@ def shop(tmp_path: Path) -> tuple[str, dict[str, str]]:
 
 def expected(seed: int = 0, descriptor: list[float] = DESCRIPTOR) -> bytes:
     """What the bundle itself makes of a descriptor."""
-    facts = {"version": "", "graphs": [], "rule": "describe", "descriptor": 3, "weights": 50, "epsilon": 0, "budget": 0, "gate": 0}
+    facts = {
+        "version": "",
+        "graphs": [],
+        "rule": "describe",
+        "descriptor": 3,
+        "weights": 50,
+        "epsilon": 0,
+        "budget": 0,
+        "gate": 0,
+    }
     bundle = FakeBundle(Path(), facts | {"seed": seed})
     return bundle.header + bundle.generate(np.array([descriptor], np.float32))[0].tobytes()
 
