@@ -173,6 +173,7 @@ def test_wrong_data_are_one_sentence(runs: Callable[[str], Path], mine: Any, tmp
     assert np.array_equal(loaded.personalise(wide, y).logits(x), loaded.personalise(x, y).logits(x))
     wrong(DataError, "not all alike", lambda: loaded.personalise([[1], [1, 2]], [0, 1]))
     wrong(SettingError, "no seed 5", lambda: loaded.personalise(x, y, seed=5))
+    wrong(SettingError, "must be below", lambda: loaded.personalise(x, y, client=10**12))
     wrong(SettingError, "is a member", lambda: loaded.personalise(x, y, client=0))
     wrong(DataError, "no label", lambda: loaded.personalise(x, y).score(x, y * 0 - 1))
     wrong(SettingError, "members are not trained", lambda: meet(loaded, unseen=0.5))
@@ -193,6 +194,14 @@ def test_a_wrong_run_is_one_sentence(runs: Callable[[str], Path], tmp_path: Path
     text = (bare / "settings.toml").read_text()
     (bare / "settings.toml").write_text(text[: text.index("[task]")])
     wrong(RunError, "changed after", lambda: latecomer.load(bare))
+
+
+def test_a_checkpoint_that_does_not_say_its_round_is_one_sentence(runs: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(runs("pefll"), tmp_path / "hostile")
+    latest = json.loads((folder / "checkpoint" / "latest.json").read_text())
+    for best in (3, None, [3], [{"x": 1}]):
+        (folder / "checkpoint" / "latest.json").write_text(json.dumps(latest | {"best": best}))
+        wrong(RunError, "is damaged", lambda: latecomer.load(folder))
 
 
 def test_a_folder_is_whole_or_not_there(runs: Callable[[str], Path], mine: Any, tmp_path: Path) -> None:

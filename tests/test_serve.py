@@ -188,6 +188,8 @@ def test_coverage_where_there_is_a_gate(served: Served) -> None:
     client = served({"gate": True})
     told = client.post("/v1/coverage", json={"descriptor": DESCRIPTOR}).json()
     assert told == {"covered": True, "distance": 1.5}
+    told = client.post("/v1/coverage", json={"descriptor": [0.5, -1.0, 2.0125]}).json()
+    assert told["distance"] == 1.5  # one decimal: exact distances from many places would tell where members stand
     told = client.post("/v1/coverage", json={"descriptor": DESCRIPTOR, "entropy": 2.0}).json()
     assert told == {"covered": False, "distance": 3.5}
     wrong = {"descriptor": DESCRIPTOR, "entropy": -1.0}

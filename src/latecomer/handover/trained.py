@@ -30,6 +30,7 @@ from ..tree import Tree
 from . import recipe
 from .personal import Personal
 
+MOST = 10_000_000  # clients: there is a row for everybody who comes before
 EVERYBODY = -1  # the round in which personalisation happens: none of training
 
 
@@ -55,14 +56,18 @@ class Trained:
         experiment, found = Experiment.read(folder.settings, folder.path / "settings.toml"), folder.load()
         try:
             told = tomllib.loads(folder.settings)
-            method, form, splits = *recipe.made_for(experiment, told["task"]), told["about"]["splits"]
-        except (KeyError, TypeError, ValueError) as error:
+            method, form = recipe.made_for(experiment, told["task"])
+            splits = told.get("about", {}).get("splits")
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, MemoryError) as error:
             raise RunError(f"The settings in {path} do not say what the run was trained on: {error}.") from error
         if found is None:
             raise RunError(f"The run in {path} has no checkpoint, so there is no server to meet.")
         tensors, facts = found
-        states = [part.get("best", {}).get("state", {}) for part in tensors.values()]
-        rounds = [best["round"] for best in facts.get("best", []) if best]
+        try:
+            states = [part.get("best", {}).get("state", {}) for part in tensors.values()]
+            rounds = [int(best["round"]) for best in facts.get("best", []) if best]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RunError(f"The checkpoint in {path} is damaged: it does not say which round was selected.") from error
         if len(states) != experiment.settings.seeds or len(rounds) != len(states):
             raise RunError(f"The checkpoint in {path} is damaged: it has not one state for every seed.")
         return Trained(folder.path, experiment, method, form, states, facts["digest"], rounds, splits)
@@ -192,6 +197,8 @@ class Trained:
         number = max(self.method.clients - 1, members) if client is None else client
         if number < members:
             raise SettingError(f"Client {number} is a member; a latecomer's number is {members} or more.")
+        if number >= max(self.method.clients, MOST):
+            raise SettingError(f"A client's number must be below {MOST:,}; got {number}.")
         both_x = np.concatenate([x, held_x]) if len(held_x) else x
         both_y = np.concatenate([y, held_y]) if len(held_y) else y
         examples = Examples.of(both_x, both_y, self.form.classes, self.form.mean, self.form.std)

@@ -106,7 +106,7 @@ def facts(service: Service, edition: Edition) -> dict[str, Any]:
     s = service.settings
     limits = {"body": body_bytes(edition), "rate": s.rate, "burst": s.burst, "seconds": s.seconds}
     if edition.gate is not None:
-        shown["gate"] = {"places": np.asarray(edition.gate.places).tolist()}
+        shown["gate"] = {"places": np.round(np.asarray(edition.gate.places, np.float64), 1).tolist()}
     return {**shown, "version": edition.version, "limits": limits}
 
 
