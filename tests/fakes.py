@@ -56,7 +56,7 @@ class FakeBundle:
         self.descriptor, self.weights = facts["descriptor"], facts["weights"]
         self.method = FakeMethod(facts["epsilon"], facts["budget"])
         self.gate = FakeGate() if facts["gate"] else None
-        self.public = {"encoder.onnx": path / "public" / "encoder.onnx"}
+        self.public = {name: path / "public" / name for name in facts["graphs"]}
         generator = torch.Generator().manual_seed(facts["seed"])
         self.first, self.second = (
             torch.randn(size, generator=generator) for size in ((self.descriptor, 100), (100, self.weights))
@@ -83,8 +83,11 @@ class FakeBundle:
         """A folder of one, in the place of whatever was there."""
         (path / "public").mkdir(parents=True, exist_ok=True)
         content = f"graph {seed}".encode()
-        (path / "public" / "encoder.onnx").write_bytes(content)
-        files = {"public/encoder.onnx": hashlib.sha256(content).hexdigest(), "private/state.safetensors": "00"}
+        graphs = facts.setdefault("graphs", ["encoder.onnx", "model.onnx"])
+        for name in graphs:
+            (path / "public" / name).write_bytes(content)
+        digests = {f"public/{name}": hashlib.sha256(content).hexdigest() for name in graphs}
+        files = digests | {"private/state.safetensors": "00"}
         told = {"rule": "describe", "descriptor": 3, "weights": 50, "gate": False, "epsilon": 0.0, "budget": 0.0}
         told |= {"seed": seed, "version": f"version-{seed}", "files": files} | facts
         draft = path / ".bundle.json"

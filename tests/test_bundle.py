@@ -288,6 +288,15 @@ def copied(published: Callable[[str], Published], tmp_path: Path) -> Path:
     return place
 
 
+def test_a_graph_stays_what_it_was_when_the_bundle_was_opened(copied: Path) -> None:
+    bundle = Bundle.open(copied)
+    row = np.zeros(bundle.weights, np.float32)
+    expected = bundle.standalone(row)
+    again = Bundle.open(copied)
+    (copied / "public" / "model.onnx").write_bytes(b"another")
+    assert again.standalone(row) == expected
+
+
 def refused(place: Path, words: str) -> None:
     with pytest.raises(BundleError, match=words) as told:
         Bundle.open(place)
@@ -328,6 +337,8 @@ def test_hostile_facts_are_one_sentence(copied: Path) -> None:
         ({"recipe": None}, "cannot be read as a bundle"),
         ({"recipe": recipe | {"method": "fedavg", "settings": {}}}, "cannot be read as a bundle|does not say"),
         ({"recipe": recipe | {"method": "os.system"}}, "There is no method"),
+        ({"recipe": recipe | {"settings": {"continue_from": "/etc"}}}, "'continue_from' is no setting of the method"),
+        ({"recipe": recipe | {"task": recipe["task"] | {"stored": []}}}, "cannot be read as a bundle"),
         ({"seed": "x"}, "cannot be read as a bundle"),
         ({"weights": 3}, "does not say what its server does"),
         ({"rule": "common"}, "does not say what its server does"),

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from latecomer.errors import RunError
 from latecomer.runs import folder as module
+from latecomer.runs.files import Replacing
 from latecomer.runs.folder import Folder
 
 
@@ -331,3 +332,10 @@ def test_a_result_comes_after_its_table(folder: Folder, monkeypatch: pytest.Monk
     assert folder.finished
     assert (folder.path / "clients.csv").read_text().splitlines() == ["client,test", "0,90.5", "1,80.0"]
     assert json.loads((folder.path / "result.json").read_text()) == {"rounds": 3}
+
+
+def test_a_file_that_cannot_be_replaced_leaves_no_draft(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(IsADirectoryError), Replacing(tmp_path / "taken") as draft:
+        draft.write_text("x")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]

@@ -184,3 +184,8 @@ def test_a_bundle_has_its_gate_or_says_why_not(tmp_path: Path) -> None:
     (bundle.path / "private" / "gate.json").write_text("{}")
     with pytest.raises(BundleError, match="damaged"):
         Bundle.open(bundle.path)
+
+
+def test_one_member_makes_no_gate() -> None:
+    with pytest.raises(DataError, match="one member"):
+        Gate.fit(np.random.default_rng(0).random((11, 4)), np.full(11, 50.0), 1)

@@ -264,6 +264,39 @@ def test_bad_data_and_addresses_are_one_sentence(scripted: Any) -> None:
             latecomer.join(address, X, key=key)
 
 
+def test_a_server_that_makes_no_sense_is_one_sentence(scripted: Any) -> None:
+    task = FACTS["recipe"]["task"]  # type: ignore[index]
+    senseless: list[dict[str, Any]] = [
+        *({"files": None}, {"files": ["public/model.onnx"]}, {"files": {"public/model.onnx": 1}}, {"recipe": []}),
+        *({"noise": 10**12}, {"noise": "x"}, {"inputs": None}, {"header": 3}, {"header": "["}, {"header": '{"a": 1}'}),
+        *({"rule": ["common"]}, {"why": []}, {"descriptor": None}),
+        {"recipe": {"task": task | {"stored": 3}}},
+    ]
+    for facts in senseless:
+        url, _ = scripted(told(**facts))
+        with pytest.raises(ServerError):
+            latecomer.join(url, X)
+    graph = digest_of(b"graph")
+    files = {"public/encoder.onnx": hashlib.sha256(b"graph").hexdigest()}
+    url, _ = scripted(
+        told(rule="describe", files=files), (200, {"X-Latecomer-Bundle": "a", "Repr-Digest": graph}, b"graph")
+    )
+    with pytest.raises(ServerError, match="no graph"):
+        latecomer.join(url, X)
+    hostile = {"method": "fedavgplus", "settings": {"continue_from": "/etc"}, "run": {}, "task": task}
+    url, _ = scripted(told(rule="fit", recipe=hostile, seed=0))
+    with pytest.raises(ServerError, match="'continue_from' is no setting"):
+        latecomer.join(url, X)
+
+
+def test_a_key_with_a_lines_end_is_not_repeated() -> None:
+    with pytest.raises(SettingError) as caught:
+        latecomer.join("https://models.example.org", X, key="lc-secret\n")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(SettingError, match="port"):
+        latecomer.join("https://models.example.org:x", X)
+
+
 def test_it_needs_neither_torch_nor_onnxruntime_to_talk() -> None:
     program = "import sys, latecomer; latecomer.join; print({'torch', 'onnxruntime', 'safetensors'} & {*sys.modules})"
     found = subprocess.check_output([sys.executable, "-c", program], text=True, env=environment())

@@ -81,6 +81,24 @@ def test_a_meeting_deals_what_no_member_had(runs: Callable[[str], Path]) -> None
     assert len(all_of_it.train.index) > len(federation.train.index)
 
 
+def test_naming_the_runs_own_data_deals_no_members_either(runs: Callable[[str], Path]) -> None:
+    loaded = latecomer.load(runs("pefll"))
+    (unnamed,), (named,) = (meet(loaded, Meeting(data=data), clients=4).federations for data in ("", "digits"))
+    assert named.digest() == unnamed.digest()
+
+
+def test_data_that_changed_since_are_noticed(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)
+    y = np.arange(200) % 4
+    np.savez(tmp_path / "own.npz", x_train=x[:160], y_train=y[:160], x_test=x[160:], y_test=y[160:])
+    own = {"data": f"npz:{tmp_path / 'own.npz'}", "model": "mlp", "out": str(tmp_path)}
+    assert Run.begin(Experiment.parse("fedavg", {**TINY, **own})).go() is not None
+    np.savez(tmp_path / "own.npz", x_train=x[:160], y_train=y[:160][::-1], x_test=x[160:], y_test=y[160:])
+    for split in ({}, {"clients": 4}):
+        with pytest.raises(DataError, match="not those that the run was trained on"):
+            meet(latecomer.load(tmp_path / "run"), **split)
+
+
 def test_a_meeting_has_the_settings_it_is_given(runs: Callable[[str], Path]) -> None:
     loaded = latecomer.load(runs("pefll"))
     met = meet(loaded, partition="dirichlet", alpha=0.5, clients=5, rotations=(45,))
@@ -128,6 +146,12 @@ def test_labels_are_held_out_as_in_training(runs: Callable[[str], Path], mine: A
     assert unlabelled.facts["classes_seen"] == {}
 
 
+def test_the_last_label_is_not_held_out_where_a_model_needs_one(runs: Callable[[str], Path], mine: Any) -> None:
+    x, y = mine[0][:5], np.array([3, -1, -1, -1, -1])
+    facts = latecomer.load(runs("pefll")).personalise(x, y).facts
+    assert (facts["examples"], facts["held_out"]["examples"]) == (5, 0)
+
+
 def wrong(kind: type[LatecomerError], words: str, work: Callable[[], Any]) -> None:
     with pytest.raises(kind, match=words) as caught:
         work()
@@ -144,7 +168,12 @@ def test_wrong_data_are_one_sentence(runs: Callable[[str], Path], mine: Any, tmp
     wrong(DataError, "is empty", lambda: loaded.personalise(x[:0], y[:0]))
     wrong(DataError, "one label for", lambda: loaded.personalise(x, y[1:]))
     wrong(DataError, "trained on uint8", lambda: loaded.personalise(x / 255.0, y))
+    wide = x.astype(np.int64).reshape(-1, 8, 8, 1)
+    wrong(DataError, "from 0 to 255", lambda: loaded.personalise(wide + 256, y))
+    assert np.array_equal(loaded.personalise(wide, y).logits(x), loaded.personalise(x, y).logits(x))
+    wrong(DataError, "not all alike", lambda: loaded.personalise([[1], [1, 2]], [0, 1]))
     wrong(SettingError, "no seed 5", lambda: loaded.personalise(x, y, seed=5))
+    wrong(SettingError, "must be below", lambda: loaded.personalise(x, y, client=10**12))
     wrong(SettingError, "is a member", lambda: loaded.personalise(x, y, client=0))
     wrong(DataError, "no label", lambda: loaded.personalise(x, y).score(x, y * 0 - 1))
     wrong(SettingError, "members are not trained", lambda: meet(loaded, unseen=0.5))
@@ -165,6 +194,14 @@ def test_a_wrong_run_is_one_sentence(runs: Callable[[str], Path], tmp_path: Path
     text = (bare / "settings.toml").read_text()
     (bare / "settings.toml").write_text(text[: text.index("[task]")])
     wrong(RunError, "changed after", lambda: latecomer.load(bare))
+
+
+def test_a_checkpoint_that_does_not_say_its_round_is_one_sentence(runs: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(runs("pefll"), tmp_path / "hostile")
+    latest = json.loads((folder / "checkpoint" / "latest.json").read_text())
+    for best in (3, None, [3], [{"x": 1}]):
+        (folder / "checkpoint" / "latest.json").write_text(json.dumps(latest | {"best": best}))
+        wrong(RunError, "is damaged", lambda: latecomer.load(folder))
 
 
 def test_a_folder_is_whole_or_not_there(runs: Callable[[str], Path], mine: Any, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from starlette.testclient import TestClient
 
 from console import Command, environment
@@ -73,7 +74,16 @@ def shop(tmp_path: Path) -> tuple[str, dict[str, str]]:
 
 def expected(seed: int = 0, descriptor: list[float] = DESCRIPTOR) -> bytes:
     """What the bundle itself makes of a descriptor."""
-    facts = {"version": "", "rule": "describe", "descriptor": 3, "weights": 50, "epsilon": 0, "budget": 0, "gate": 0}
+    facts = {
+        "version": "",
+        "graphs": [],
+        "rule": "describe",
+        "descriptor": 3,
+        "weights": 50,
+        "epsilon": 0,
+        "budget": 0,
+        "gate": 0,
+    }
     bundle = FakeBundle(Path(), facts | {"seed": seed})
     return bundle.header + bundle.generate(np.array([descriptor], np.float32))[0].tobytes()
 
@@ -108,6 +118,14 @@ def test_the_format_is_chosen_by_accept(served: Served) -> None:
     assert (answer.headers["content-type"], answer.content[:4]) == ("application/onnx", b"onnx")
     refused = client.post("/v1/models", json={"descriptor": DESCRIPTOR}, headers={"Accept": "image/png"})
     assert is_problem(refused, 406, "application/onnx")
+
+
+def test_without_a_graph_no_onnx_is_made_and_nothing_spent(served: Served, tmp_path: Path) -> None:
+    facts = {"graphs": ["encoder.onnx"], "epsilon": 1.0, "budget": 1.0}
+    client = served(facts, ledger=str(tmp_path / "spent"))
+    refused = client.post("/v1/models", json={"descriptor": DESCRIPTOR}, headers={"Accept": "application/onnx"})
+    assert is_problem(refused, 406, "no graph")
+    assert client.service.ledger.spent("anybody")[1] == 0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -170,6 +188,8 @@ def test_coverage_where_there_is_a_gate(served: Served) -> None:
     client = served({"gate": True})
     told = client.post("/v1/coverage", json={"descriptor": DESCRIPTOR}).json()
     assert told == {"covered": True, "distance": 1.5}
+    told = client.post("/v1/coverage", json={"descriptor": [0.5, -1.0, 2.0125]}).json()
+    assert told["distance"] == 1.5  # one decimal: exact distances from many places would tell where members stand
     told = client.post("/v1/coverage", json={"descriptor": DESCRIPTOR, "entropy": 2.0}).json()
     assert told == {"covered": False, "distance": 3.5}
     wrong = {"descriptor": DESCRIPTOR, "entropy": -1.0}
@@ -488,6 +508,33 @@ def test_a_new_bundle_takes_over_and_a_damaged_one_does_not(
     FakeBundle.make(tmp_path / "bundle", seed=3)
     assert version() == "version-3"
     assert client.get("/v1/encoder").content == b"graph 3"
+
+
+def test_a_bundle_whose_first_pass_fails_is_refused_and_keys_are_still_read(
+    tmp_path: Path, shop: tuple[str, dict[str, str]], served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = served(keys=shop[0])
+    FakeBundle.make(tmp_path / "bundle", seed=1)
+    Keys().write(tmp_path / "keys.json")
+    monkeypatch.setattr(FakeBundle, "generate", lambda *_: torch.zeros(2) @ torch.zeros(3))
+    client.service.refresh()  # type: ignore[attr-defined]
+    assert client.service.edition.version == "version-0"  # type: ignore[attr-defined]
+    assert client.get("/v1/bundle", headers=shop[1]).status_code == 401
+
+
+def test_looking_around_goes_on_after_a_fault(running: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[None] = []
+
+    def refresh(self: Service, anyway: bool = False) -> None:
+        looks.append(None)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Service, "refresh", refresh)
+    running(look_every=0.01)
+    deadline = time.monotonic() + 5
+    while len(looks) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(looks) >= 2
 
 
 def test_an_encoder_of_another_bundle_is_noticed(served: Served) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def main(words: list[str]) -> int:
         )
     given = flags.read(rest[place:], SETTINGS[action])
     path, name = Path(rest[0]), rest[1] if place == 2 else given.get("name", "")
-    keys = Keys() if action == "new" and not path.exists() else Keys.read(path)
+    keys = Keys() if action == "new" and not os.path.exists(path) else Keys.read(path)
     if action == "list":
         return show(keys)
     if action == "revoke":

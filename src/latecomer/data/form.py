@@ -59,7 +59,7 @@ class Form:
 
     def examples(self, x: Any, name: str, origin: str) -> NDArray[Any]:
         """New examples, if they are of this form; grey images may leave out the one channel."""
-        found = checked_x(np.asarray(x), name, origin)
+        found = checked_x(_array(x, name, origin), name, origin)
         if found.dtype == np.uint8 and found.ndim == 3:
             found = found[..., None]
         if not len(found):
@@ -67,11 +67,22 @@ class Form:
         if found.shape[1:] != self.stored or (found.dtype.kind == "f") != (self.dtype.startswith("float")):
             asked = f"{self.dtype} {list(self.stored)}"
             raise DataError(f"{name} in {origin} holds {kind_of(found)}; this run was trained on {asked}.")
+        low, high = self.range
+        if (self.text or found.dtype != self.dtype) and len(wrong := found[(found < low) | (found > high)]):
+            raise DataError(f"{name} in {origin} holds the number {wrong[0]}; they must be from {low} to {high}.")
         return found.astype(self.dtype, copy=False)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest number in an example."""
+        if self.text:
+            return 0, self.classes - 1
+        kept = np.dtype(self.dtype)
+        return (np.iinfo(kept).min, np.iinfo(kept).max) if kept.kind in "iu" else (-np.inf, np.inf)
 
     def labels(self, y: Any, count: int, name: str, origin: str) -> NDArray[Any]:
         """Labels of `count` examples, each a class of this form, or -1 where it is unknown."""
-        found = checked_y(np.asarray(y), name, origin)
+        found = checked_y(_array(y, name, origin), name, origin)
         if found.shape != (count,):
             raise DataError(
                 f"{name} in {origin} has shape {found.shape}; there must be one label for {count} examples."
@@ -101,3 +112,10 @@ class Form:
         if values["dtype"] not in ("uint8", "int8", "int16", "int32", "int64", "float32", "float64", "bool"):
             raise ValueError(f"dtype cannot be {values['dtype']!r}")
         return cls(**values)
+
+
+def _array(values: Any, name: str, origin: str) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"{name} in {origin} is no array: its rows are not all alike.") from error

@@ -73,6 +73,7 @@ class Bundle:
     state: Tree
     found: Rule
     public: Mapping[str, Path] = field(default_factory=dict)  # by name
+    drawing: bytes = b""  # model.onnx, as it was when its digest was checked
 
     @property
     def version(self) -> str:
@@ -161,7 +162,7 @@ class Bundle:
 
     @cached_property
     def _graph(self) -> Any:
-        return export.read(self.public["model.onnx"].read_bytes())
+        return export.read(self.drawing)
 
     def refit(
         self, v: NDArray[np.float32], moments: Mapping[str, NDArray[np.float32]], change: NDArray[np.float32]
@@ -214,12 +215,12 @@ class Bundle:
         except BundleError:
             raise
         except (
-            *(KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, RecursionError),
-            *(SafetensorError, LatecomerError),
+            *(KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, MemoryError),
+            *(RecursionError, SafetensorError, LatecomerError),
         ) as error:
             raise BundleError(f"{place} cannot be read as a bundle: {type(error).__name__}: {error}.") from error
         public = {name: place / "public" / name for name in PUBLIC if f"public/{name}" in texts}
-        bundle = Bundle(place, facts, state, found, public)
+        bundle = Bundle(place, facts, state, found, public, texts.get("public/model.onnx", b""))
         try:
             judged = 0 if bundle.gate is None else bundle.gate.facts["size"] - 1
         except LatecomerError as error:
@@ -313,8 +314,7 @@ def write_gate(trained: Trained, number: int, found: Rule, private: Path) -> str
     if found.name != "describe":
         return f"By the rule {found.name!r} a newcomer sends no descriptor that the server could judge."
     try:
-        federation = trained.experiment.federations()[number]
-        survey.learn(trained.method, trained.states[number], federation).save(private)
+        survey.learn(trained.method, trained.states[number], trained.federations[number]).save(private)
     except DataError as error:  # no data any more, too few validators, descriptors that are private
         return str(error)
     return ""

@@ -65,6 +65,8 @@ class Gate:
         validators = len(told) - members
         if validators < FEWEST:
             raise DataError(f"A gate is learned on validators, at least {FEWEST}; there are {validators}.")
+        if members < 2:
+            raise DataError("A gate tells newcomers from members by how these differ; there is one member.")
         if not np.isfinite(told).all() or not np.isfinite(right[members:]).all():
             raise DataError("A gate needs finite signatures, and validators with labelled examples held out.")
         own, known = told[:members, :-1], right[:members][np.isfinite(right[:members])]

@@ -13,13 +13,14 @@ import ipaddress
 import json
 import os
 import random
+import re
 import secrets
 import shutil
 import ssl
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +41,30 @@ MOST = 2**32  # bytes of an answer
 AT_ONCE = 256  # examples that are predicted together
 HELD_OUT = 0.2  # share of the labelled examples that is held out where the method chooses by it
 VERSION = "X-Latecomer-Bundle"
+KEY = re.compile(r"[!-~]*")
+NOISE = 2**20  # numbers; no descriptor takes more
+DEFAULTS = {"why": {}, "inputs": [], "noise": 0, "descriptor": 0, "header": "{}"}
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
+
+
+def _header(value: Any) -> bool:
+    return isinstance(value, str) and names_in(value) is not None  # or it raises what `bundle` catches
+
+
+FACTS: dict[str, Callable[[Any], bool]] = {
+    "rule": lambda value: isinstance(value, str),
+    "recipe": lambda value: isinstance(value, dict),
+    "files": _texts,
+    "why": _texts,
+    "inputs": lambda value: isinstance(value, list),
+    "noise": lambda value: type(value) is int and 0 <= value <= NOISE,
+    "descriptor": lambda value: type(value) is int,
+    "header": _header,
+}
+"""What a server tells of its bundle, as far as it is used here, and whether it can be so."""
 
 
 def join(
@@ -124,15 +149,22 @@ class Graph:
 
     def __init__(self, files: Mapping[str, bytes], name: str) -> None:
         runtime: Any = need("onnxruntime", "export")
+        self.name = name
         with tempfile.TemporaryDirectory() as folder:
             for file, content in files.items():
                 (Path(folder) / file).write_bytes(content)
-            self.session = runtime.InferenceSession(Path(folder) / name, providers=["CPUExecutionProvider"])
+            try:  # onnxruntime lets no graph look beyond the folder that it lies in
+                self.session = runtime.InferenceSession(Path(folder) / name, providers=["CPUExecutionProvider"])
+            except Exception as error:  # onnxruntime's have no ancestor of their own
+                raise ServerError(f"{name} is no graph that onnxruntime could load with its weights.") from error
 
     def run(self, given: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Its outputs by name; of what is given it takes what it asks for."""
         outputs = [one.name for one in self.session.get_outputs()]
-        found = self.session.run(None, {one.name: given[one.name] for one in self.session.get_inputs()})
+        try:
+            found = self.session.run(None, {one.name: given[one.name] for one in self.session.get_inputs()})
+        except Exception as error:
+            raise ServerError(f"{self.name} does not take these examples, though the bundle says so.") from error
         return dict(zip(outputs, found, strict=True))
 
 
@@ -149,10 +181,16 @@ class Server:
             raise SettingError(f"The server's address must be like https://models.example.org; got {url!r}.")
         if key and parts.scheme == "http" and not _own(parts.hostname):
             raise SettingError(f"A key is not sent to {url} without TLS; use https.")
+        if not KEY.fullmatch(key):  # and not a word of it in the sentence
+            raise SettingError("A key is one word of printable characters; this one has others, a line's end perhaps.")
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise SettingError(f"The port in {url!r} must be a number from 0 to 65535.") from error
         if timeout <= 0 or retries < 0:
             raise SettingError(f"timeout must be above 0 and retries at least 0; got {timeout} and {retries}.")
         self.url, self.key, self.prefix, self.retries = url, key, parts.path.rstrip("/"), retries
-        place: Any = {"host": parts.hostname, "port": parts.port, "timeout": timeout}
+        place: Any = {"host": parts.hostname, "port": port, "timeout": timeout}
         self.connection = http.client.HTTPConnection(**place)
         if parts.scheme == "https":
             self.connection = http.client.HTTPSConnection(**place, context=ssl.create_default_context())
@@ -164,8 +202,8 @@ class Server:
         try:
             facts: dict[str, Any] = json.loads(self.ask("GET", "/v1/bundle"))
             self.version = str(facts["version"])
-            for name in ("rule", "recipe", "files"):
-                facts[name]
+            if not all(fits(facts.get(name, DEFAULTS.get(name))) for name, fits in FACTS.items()):
+                raise ValueError("a fact that cannot be")
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ServerError(f"{self.url} is no server of latecomer's: it says nothing about a bundle.") from error
         return facts
@@ -227,8 +265,8 @@ def _join(server: Server, x: Any, y: Any, held_out: tuple[Any, Any] | None) -> J
         form = Form.read(facts["recipe"]["task"])
     except (KeyError, TypeError, ValueError) as error:
         raise ServerError(f"The bundle at {server.url} does not say what its examples look like.") from error
-    rule = facts["rule"]
-    if facts.get("needs_labels") and (y is None or not (np.asarray(y) >= 0).any()):
+    rule, data = facts["rule"], _inputs(form, facts, x, y, held_out)
+    if facts.get("needs_labels") and not (data["y"] >= 0).any():
         raise DataError(f"{facts.get('method')} at {server.url} needs labels to make a client's model; give y.")
     if rule in ("train", "fit"):
         from .join_training import model_by_training
@@ -236,7 +274,6 @@ def _join(server: Server, x: Any, y: Any, held_out: tuple[Any, Any] | None) -> J
         weights = model_by_training(server, facts, x, y, held_out)
         return Joined(facts, {"model.onnx": server.file(facts, "model.onnx"), "model.safetensors": weights})
     grown: dict[str, NDArray[Any]] = {}
-    data = _inputs(form, facts, x, y, held_out)
     if rule == "common":
         weights = server.file(facts, "common.safetensors")
     elif rule in ("describe", "generate"):
@@ -245,6 +282,8 @@ def _join(server: Server, x: Any, y: Any, held_out: tuple[Any, Any] | None) -> J
         if not all(np.isfinite(one).all() for one in made.values()):
             raise DataError("No model can be made of these examples: what comes of them is not finite.")
         if rule == "describe":
+            if "descriptor" not in made or made["descriptor"].shape != (facts.get("descriptor"),):
+                raise ServerError(f"The encoder of {server.url} does not give the descriptor that its bundle promises.")
             weights = server.model(made["descriptor"])
         else:
             weights, grown = weights_file(facts, made)
@@ -265,6 +304,8 @@ def _inputs(
     else:
         share = HELD_OUT if "held_x" in facts.get("inputs", ()) else 0.0
         apart = hold_out(np.zeros(len(labels), int), labels, share, np.random.default_rng(0)) & (labels >= 0)
+        if not (labels[~apart] >= 0).any():
+            apart[:] = False  # what the model is made of comes first
         held_x, held_y, examples, labels = examples[apart], labels[apart], examples[~apart], labels[~apart]
     normal = secrets.SystemRandom().gauss  # noise that protects a client must not come from a seed
     noise = np.array([normal(0.0, 1.0) for _ in range(int(facts.get("noise", 0)))])
@@ -274,12 +315,12 @@ def _inputs(
 
 def weights_file(facts: Mapping[str, Any], made: Mapping[str, NDArray[Any]]) -> tuple[bytes, dict[str, NDArray[Any]]]:
     """Leaves of a model as a weights file with the bundle's header, and those that have no place in it."""
-    header = facts["header"].encode()
-    numbers = b"".join(np.ascontiguousarray(made[name]).tobytes() for name in names_in(facts["header"]))
-    content = len(header).to_bytes(8, "little") + header + numbers
+    header = facts.get("header", "{}").encode()
     try:
+        numbers = b"".join(np.ascontiguousarray(made[name]).tobytes() for name in names_in(header.decode()))
+        content = len(header).to_bytes(8, "little") + header + numbers
         placed = unpack(content)
-    except TensorFileError as error:
+    except (TensorFileError, KeyError) as error:
         raise ServerError(f"This model is not of the form that the bundle promises: {error}.") from error
     return content, {name: leaf for name, leaf in made.items() if name not in placed}
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import load
 
 from .. import tree
@@ -28,20 +29,27 @@ def model_by_training(
 ) -> bytes:
     """A newcomer's weights file, by the rule `train` or `fit`."""
     alone = facts["rule"] == "train"
-    state = tree.unflatten(load(server.file(facts, "state.safetensors"))) if alone else {}
     try:
+        state = tree.unflatten(load(server.file(facts, "state.safetensors"))) if alone else {}
         experiment = recipe.experiment(facts["recipe"], seed=int(facts["seed"]))
         method, form = recipe.made_for(experiment, facts["recipe"]["task"])
-    except (KeyError, TypeError, ValueError, LatecomerError) as error:
+        told = Path(facts["run"]), facts["checkpoint"], [facts["round"]], np.array(facts.get("start", ()), np.float32)
+    except ServerError:
+        raise
+    except (
+        *(KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, MemoryError),
+        *(SafetensorError, LatecomerError),
+    ) as error:
         raise ServerError(f"The recipe of the bundle at {server.url} cannot be followed: {error}.") from error
-    trained = Trained(Path(facts["run"]), experiment, method, form, [state], facts["checkpoint"], [facts["round"]])
+    run, checkpoint, rounds, v = told
+    trained = Trained(run, experiment, method, form, [state], checkpoint, rounds)
     if alone:
         leaves = tree.flatten(trained.personalise(x, y, held_out=held_out).weights)
         return weights_file(facts, {name: leaf.numpy() for name, leaf in leaves.items()})[0]
     federation, _ = trained.alone(x, y, held_out=held_out)
     engine = Tally(Loop(method, [federation], "cpu", entropy), [method], [federation])
     clients, fit = Clients(engine, torch.tensor([len(federation) - 1]), EVERYBODY, scratch=0), cast(Any, method)
-    v, moments = np.array(facts["start"], np.float32), dict[str, NDArray[Any]]()
+    moments = dict[str, NDArray[Any]]()
     for turn in clients.turns(fit.novel_rounds):
         params = tree.map(lambda leaf: leaf[None], tree.unflatten(load(server.model(v))))
         with torch.no_grad():

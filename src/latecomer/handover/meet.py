@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,8 +78,8 @@ def meet(trained: Trained, meeting: Meeting | None = None, **split: Any) -> Met:
         raise SettingError(f"A meeting has no setting {sorted(unknown)[0]!r}: members are not trained in it.")
     again = not split and not asked.data and asked.share == 1
     federations, scores, tallies = [], [], []
-    for number, seed in enumerate(trained.seeds):
-        federation = _own(trained, number) if again else _new(trained, asked, split, seed)
+    for number in range(len(trained.seeds)):
+        federation = _own(trained, number) if again else _new(trained, asked, split, number)
         # a meeting is one evaluation: nothing would be replayed
         engine = make(
             trained.experiment.settings.engine, trained.method, [federation], at_hand(asked.device), graphs=False
@@ -110,19 +111,19 @@ def settings_text(trained: Trained, meeting: Meeting, split: Mapping[str, Any]) 
 
 def _own(trained: Trained, number: int) -> Federation:
     """The run's own latecomers, as they were."""
-    federation = trained.experiment.federations()[number]
+    federation = trained.federations[number]
     if federation.first_late == len(federation):
         raise SettingError(f"The run in {trained.path} had no latecomers; say whom to meet: --data, --partition, ...")
     return federation
 
 
-def _new(trained: Trained, asked: Meeting, split: Mapping[str, Any], seed: int) -> Federation:
+def _new(trained: Trained, asked: Meeting, split: Mapping[str, Any], number: int) -> Federation:
     """New clients, each with a number that no member has."""
-    s = trained.experiment.settings
+    s, seed = trained.experiment.settings, trained.seeds[number]
     source = load(asked.data or s.data)
     _check_form(trained, source)
-    if asked.fresh and not asked.data:
-        source = _unused(trained, source, seed)
+    if asked.fresh and _same(asked.data or s.data, s.data):
+        source = _unused(trained, source, number)
     before = {name: getattr(s, name) for name in split_settings()}
     late = s.unseen if (split.get("split") or s.split) == "flowdup" else 0.0  # which makes no other clients
     request = parse(Split, before | dict(split) | {"unseen": late})
@@ -143,9 +144,14 @@ def _check_form(trained: Trained, source: Source) -> None:
         raise DataError(f"{source.name!r} has {source.classes} classes; this run was trained on {form.classes}.")
 
 
-def _unused(trained: Trained, source: Source, seed: int) -> Source:
+def _same(data: str, other: str) -> bool:
+    """Whether two names mean the same data, also where they are two ways to the same file."""
+    return data == other or len({os.path.realpath(name.removeprefix("npz:")) for name in (data, other)}) == 1
+
+
+def _unused(trained: Trained, source: Source, number: int) -> Source:
     """The source without the training examples of the run's members and validators."""
-    before = federate(source, trained.experiment.settings, seed=seed)
+    before = trained.federations[number]
     used: NDArray[np.bool_] = np.zeros(len(source.y), bool)
     for rows in (before.train, before.val):
         used[rows.index[: int(rows.start[before.first_late])].numpy()] = True

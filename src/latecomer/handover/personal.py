@@ -115,7 +115,10 @@ class Personal:
             facts = {key: config[key] for key in config.keys() - {"format", "latecomer", "recipe", "files", "why"}}
         except OSError as error:
             raise ModelError(f"{place} cannot be read as a model: {error.strerror or error}.") from error
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, SafetensorError) as error:
+        except (
+            *(KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, MemoryError),
+            *(RecursionError, SafetensorError),
+        ) as error:
             raise ModelError(f"{place} cannot be read as a model: {type(error).__name__}: {error}.") from error
         model = Personal(method, form, weights, config["recipe"], facts)
         try:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .. import methods
 from ..data import Form
 from ..method import Method
 from ..runs.experiment import Experiment
+from ..settings import settings_of
 
 RUN = ("model", "budgets", "rounds", "lr_schedule")  # settings of a run that the method is made with
 
@@ -26,6 +28,8 @@ def follow(recipe: Mapping[str, Any]) -> tuple[Method, Form]:
 
 def experiment(recipe: Mapping[str, Any], seed: int = 0) -> Experiment:
     """As far as the recipe knows it: what stands for its data is another matter."""
+    if foreign := sorted(recipe["settings"].keys() - settings_of(methods.get(str(recipe["method"])))):
+        raise ValueError(f"{foreign[0]!r} is no setting of the method")  # a run's could name files that are not theirs
     run = {name: recipe["run"][name] for name in RUN}
     start = {} if run["rounds"] else {"start": "elsewhere"}  # a model that was only personalised
     return Experiment.parse(str(recipe["method"]), {**recipe["settings"], **run, **start, "seed": seed})

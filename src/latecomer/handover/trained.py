@@ -6,6 +6,7 @@ import os
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from ..tree import Tree
 from . import recipe
 from .personal import Personal
 
+MOST = 10_000_000  # clients: there is a row for everybody who comes before
 EVERYBODY = -1  # the round in which personalisation happens: none of training
 
 
@@ -43,6 +45,7 @@ class Trained:
     states: list[Tree]
     digest: str  # of the checkpoint
     rounds: list[int]  # the selected round of every seed
+    splits: Sequence[str] | None = None  # fingerprints of what it was trained on; None: nobody knows
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Trained:
@@ -52,17 +55,30 @@ class Trained:
             raise RunError(f"The run in {path} is not finished; let it go on with: latecomer resume {path}")
         experiment, found = Experiment.read(folder.settings, folder.path / "settings.toml"), folder.load()
         try:
-            method, form = recipe.made_for(experiment, tomllib.loads(folder.settings)["task"])
-        except (KeyError, TypeError, ValueError) as error:
+            told = tomllib.loads(folder.settings)
+            method, form = recipe.made_for(experiment, told["task"])
+            splits = told.get("about", {}).get("splits")
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, MemoryError) as error:
             raise RunError(f"The settings in {path} do not say what the run was trained on: {error}.") from error
         if found is None:
             raise RunError(f"The run in {path} has no checkpoint, so there is no server to meet.")
         tensors, facts = found
-        states = [part.get("best", {}).get("state", {}) for part in tensors.values()]
-        rounds = [best["round"] for best in facts.get("best", []) if best]
+        try:
+            states = [part.get("best", {}).get("state", {}) for part in tensors.values()]
+            rounds = [int(best["round"]) for best in facts.get("best", []) if best]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RunError(f"The checkpoint in {path} is damaged: it does not say which round was selected.") from error
         if len(states) != experiment.settings.seeds or len(rounds) != len(states):
             raise RunError(f"The checkpoint in {path} is damaged: it has not one state for every seed.")
-        return Trained(folder.path, experiment, method, form, states, facts["digest"], rounds)
+        return Trained(folder.path, experiment, method, form, states, facts["digest"], rounds, splits)
+
+    @cached_property
+    def federations(self) -> list[Federation]:
+        """What it was trained on, one a seed, if the data are still there and still the same."""
+        found = self.experiment.federations()
+        if self.splits is not None and [one.digest() for one in found] != self.splits:
+            raise DataError(f"The data {self.experiment.settings.data!r} are not those that the run was trained on.")
+        return found
 
     @property
     def name(self) -> str:
@@ -104,6 +120,8 @@ class Trained:
             share = self.experiment.settings.validation if (y >= 0).any() else 0.0
             apart = hold_out(np.zeros(len(y), int), y, share, np.random.default_rng(number))
             apart &= y >= 0
+            if self.method.needs_labels and not (y[~apart] >= 0).any():
+                apart[:] = False  # what the model is made of comes first
             held_x, held_y = x[apart], y[apart]
             x, y = x[~apart], y[~apart]
         else:
@@ -179,6 +197,8 @@ class Trained:
         number = max(self.method.clients - 1, members) if client is None else client
         if number < members:
             raise SettingError(f"Client {number} is a member; a latecomer's number is {members} or more.")
+        if number >= max(self.method.clients, MOST):
+            raise SettingError(f"A client's number must be below {MOST:,}; got {number}.")
         both_x = np.concatenate([x, held_x]) if len(held_x) else x
         both_y = np.concatenate([y, held_y]) if len(held_y) else y
         examples = Examples.of(both_x, both_y, self.form.classes, self.form.mean, self.form.std)

@@ -70,10 +70,14 @@ class Replacing:
         if error is not None:
             self.draft.unlink(missing_ok=True)
             return
-        self.draft.chmod(self.mode)  # safetensors would keep its files from everybody else
-        with self.draft.open("rb") as file:
-            os.fsync(file.fileno())
-        self.draft.replace(self.path)
+        try:
+            self.draft.chmod(self.mode)  # safetensors would keep its files from everybody else
+            with self.draft.open("rb") as file:
+                os.fsync(file.fileno())
+            self.draft.replace(self.path)
+        except OSError:  # there is a folder of this name, say
+            self.draft.unlink(missing_ok=True)
+            raise
 
 
 def locked(path: Path) -> int:

@@ -49,7 +49,15 @@ def make(service: Service) -> Guard:
         """Counts and times for Prometheus."""
         return Response(service.metrics.text(gauges(service)), 200, media_type=metrics.MEDIA)
 
-    app.openapi = lambda: document(app, service)  # type: ignore[method-assign]
+    told: dict[str, dict[str, Any]] = {}  # by bundle; it takes so long that anybody could keep the server busy with it
+
+    def openapi() -> dict[str, Any]:
+        if (version := service.edition.version) not in told:
+            told.clear()
+            told[version] = document(app, service)
+        return told[version]
+
+    app.openapi = openapi  # type: ignore[method-assign]
     return Guard(app, service)
 
 

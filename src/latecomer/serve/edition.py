@@ -180,13 +180,13 @@ def released(bundle: Bundle) -> Release | None:
 
 
 def verdict(found: Any) -> dict[str, Any]:
-    """A gate's verdict as JSON can hold it."""
+    """A gate's verdict as JSON can hold it, with one decimal: exact distances would tell where each member stands."""
     return {key: _plain(value) for key, value in dataclasses.asdict(found).items()}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
+        return _plain(value.tolist())
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
-    return value
+    return round(value, 1) if isinstance(value, float) else value

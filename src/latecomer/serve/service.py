@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -42,6 +43,7 @@ class Service:
         self.metrics = Metrics()
         self.under_way = 0
         self.stopping = False
+        self.looking = threading.Lock()  # one look at a time, else an older bundle could follow a newer one
 
     @property
     def edition(self) -> Edition:
@@ -71,13 +73,14 @@ class Service:
         return key
 
     def refresh(self, anyway: bool = False) -> None:
-        """Look for a new bundle and new keys."""
-        self.shelf.refresh(anyway)
-        if self.settings.keys:
-            try:
-                self.keys = self._read_keys()
-            except LatecomerError as error:
-                log.error("keys stay as they were: %s", error)
+        """Look for new keys and a new bundle; keys first, for a bundle may take long, or fail."""
+        with self.looking:
+            if self.settings.keys:
+                try:
+                    self.keys = self._read_keys()
+                except LatecomerError as error:
+                    log.error("keys stay as they were: %s", error)
+            self.shelf.refresh(anyway)
 
     def _read_keys(self) -> Keys:
         return Keys.read(Path(self.settings.keys))
@@ -97,4 +100,7 @@ class Service:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self.settings.look_every)
-            await asyncio.to_thread(self.refresh)
+            try:
+                await asyncio.to_thread(self.refresh)
+            except Exception as error:  # a fault of ours must not be the last look: keys are revoked by the next
+                log.error("looking around failed: %s", type(error).__name__)

@@ -38,7 +38,7 @@ class Shelf:
             if bundle.version == self.edition.version:
                 return
             new = Edition.of(bundle, self.ledger)
-        except LatecomerError as error:
+        except (LatecomerError, RuntimeError, ValueError, MemoryError) as error:  # its first pass is tried here
             self.refused += 1
             log.error("new bundle refused, %s stays: %s", self.edition.version, error)
             return

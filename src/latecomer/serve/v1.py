@@ -61,6 +61,8 @@ def routes(service: Service, allowed: Any) -> APIRouter:
         """A client's own model, from its descriptor."""
         edition = current(service, expected)
         media = chosen(request.headers.get("accept", ""))
+        if media == ONNX and "model.onnx" not in edition.files:
+            raise Problem(406, f"This bundle has no graph of a model, so it makes no {ONNX}; ask for {SAFETENSORS}.")
         wish = await described(request, edition, who)
         work = edition.models if media == SAFETENSORS else edition.standalone
         return answer(edition, await service.batcher.ask(work, wish))
@@ -104,7 +106,7 @@ def facts(service: Service, edition: Edition) -> dict[str, Any]:
     s = service.settings
     limits = {"body": body_bytes(edition), "rate": s.rate, "burst": s.burst, "seconds": s.seconds}
     if edition.gate is not None:
-        shown["gate"] = {"places": np.asarray(edition.gate.places).tolist()}
+        shown["gate"] = {"places": np.round(np.asarray(edition.gate.places, np.float64), 1).tolist()}
     return {**shown, "version": edition.version, "limits": limits}
 
 
