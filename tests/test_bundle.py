@@ -401,7 +401,7 @@ def test_the_command_line_publishes(
         "publish missing -o c": "missing is not a run folder",
         "publish x -o c --seed one": "'one'",
         "publish x -o c --seed 5": "has no seed 5",
-        "publish x -o c --rounds 5": "There is no setting 'rounds'; there are: output, seed.",
+        "publish x -o c --rounds 5": "There is no setting 'rounds'; there are: gate, output, seed.",
     }.items():
         done = command(*line.split())
         assert done.code == 2

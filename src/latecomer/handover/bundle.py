@@ -314,7 +314,10 @@ def write_gate(trained: Trained, number: int, found: Rule, private: Path) -> str
     if found.name != "describe":
         return f"By the rule {found.name!r} a newcomer sends no descriptor that the server could judge."
     try:
-        survey.learn(trained.method, trained.states[number], trained.federations[number]).save(private)
+        gate = survey.learn(trained.method, trained.states[number], trained.federations[number])
+        if gate.facts["described"] != "descriptor":
+            return "What describes a client is as large as its model, which a gate does not judge by."
+        gate.save(private)
     except DataError as error:  # no data any more, too few validators, descriptors that are private
         return str(error)
     return ""

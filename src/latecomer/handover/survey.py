@@ -58,6 +58,8 @@ def signatures_of(method: Method, state: Tree, federation: Federation, ids: torc
     sendings = method.personalise(state, clients)
     if private := [step for step, _ in loop.heard if method.release(step) is not None]:
         raise DataError(f"What {private[0]!r} sends is differentially private; a gate's number would not be.")
+    if any(len(leaf) != len(ids) for _, reply in loop.heard for leaf in reply.values()):
+        raise DataError(f"{type(method).__name__} describes newcomers alone, so a gate has no members to compare with.")
     sizes = [sum(leaf[0].numel() for leaf in reply.values()) for _, reply in loop.heard]
     alone = len(sizes) == 1 and 0 < sizes[0] < method.task.model.size
     told = (
