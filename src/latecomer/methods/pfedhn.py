@@ -132,8 +132,7 @@ class PFedHN(TrainsBySteps):
     def start(self, state: Tree, ids: Tensor) -> Tensor:
         """Where the embeddings of latecomers begin."""
         if "novel" in state:
-            drawn: Tensor = state["novel"][(ids - self.members) % len(state["novel"])]
-            return drawn
+            return state["novel"][(ids - self.members) % len(state["novel"])]
         return state["learned"]["embedding"].mean(0).repeat(len(ids), 1)
 
     def fitting(self, state: Tree, size: str = "") -> rounds.Fitting:
@@ -148,5 +147,4 @@ class PFedHN(TrainsBySteps):
     def known(self, learned: Tree, ids: Tensor, group: rounds.Group) -> Tensor:
         """What describes these clients: what they told, or their rows of the table (a latecomer's is not its own)."""
         rows = torch.searchsorted(ids, group.clients.index).clamp(max=len(ids) - 1)
-        v: Tensor = group.told["v"] if self.fixed else learned["embedding"][rows]
-        return v
+        return group.told["v"] if self.fixed else learned["embedding"][rows]
