@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import stat
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,9 +27,10 @@ from ..method import Method
 from ..runs.files import digest
 from ..tree import Tree
 from . import export, recipe, rule, survey
+from .drafts import drafted
 from .gate import Gate
 from .layout import Layout
-from .rule import Guest, Rule
+from .rule import Forgetful, Guest, Rule
 from .trained import EVERYBODY, Trained
 
 FORMAT = 1
@@ -43,25 +42,17 @@ LONGEST = 2**20  # bytes of bundle.json
 
 
 @dataclass
-class Answers:
+class Answers(Forgetful):
     """An engine whose clients have answered already: one step, a row each."""
 
     step: str
     each: Tree
-    device: torch.device = torch.device("cpu")
-    one_by_one: bool = True
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
         (ask,) = asks
         count = len(ask.ids)
         each = self.each if step == self.step else {}
         ask.take(slice(0, count), each, torch.ones(count), torch.ones(count, dtype=torch.bool))
-
-    def memories(self, run: int) -> Tree:
-        return {}
-
-    def remember(self, run: int, kept: Tree) -> None:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,12 +231,9 @@ def publish(trained: Trained, folder: str | os.PathLike[str], seed: int | None =
     """
     place, number = Path(folder), trained.server(seed)
     state, chosen = trained.states[number], trained.seeds[number]
-    if os.path.lexists(place):
-        raise BundleError(f"{place} exists already; choose another folder.")
-    found = rule.find(trained.method, trained.form, state, chosen)
-    draft = place.with_name(f".new-{uuid.uuid4().hex}")
-    try:
-        (draft / "public").mkdir(parents=True)
+    with drafted(place, BundleError) as draft:
+        found = rule.find(trained.method, trained.form, state, chosen)
+        (draft / "public").mkdir()
         (draft / "private").mkdir(mode=0o700)
         found, why = write(found, state, draft, chosen)
         if lacking := write_gate(trained, number, found, draft / "private") if gate else "It was not asked for.":
@@ -273,11 +261,6 @@ def publish(trained: Trained, folder: str | os.PathLike[str], seed: int | None =
             facts["start"] = found.reply["v"].tolist()
         facts["version"] = version_of(facts)
         (draft / "bundle.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        draft.rename(place)
-    except OSError as error:
-        raise BundleError(f"{place} cannot be written: {error.strerror or error}.") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)  # it is still there if it could not be named
     return place
 
 

@@ -15,11 +15,9 @@ import os
 import random
 import re
 import secrets
-import shutil
 import ssl
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -34,6 +32,7 @@ from ..data.arrays import hold_out
 from ..data.form import Form
 from ..errors import DataError, ServerError, SettingError, need
 from ..tensorfile import TensorFileError, pack, unpack
+from .drafts import drafted
 
 AGAIN = (429, 502, 503, 504)  # answers that may be others a little later
 LONGEST = 60.0  # seconds to wait before the next try, whatever a server says
@@ -123,20 +122,11 @@ class Joined:
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """A folder with model.onnx, its weights beside it, and bundle.json; it appears whole or not at all."""
         place = Path(folder)
-        if os.path.lexists(place):
-            raise ServerError(f"{place} exists already; choose another folder.")
         grown = {"grown.safetensors": pack(self.grown)} if self.grown else {}
         about = {"bundle.json": json.dumps(dict(self.facts), indent=2).encode() + b"\n"}
-        draft = place.with_name(f".new-{uuid.uuid4().hex}")
-        try:
-            draft.mkdir(parents=True)
+        with drafted(place, ServerError) as draft:
             for name, content in {**self.files, **grown, **about}.items():
                 (draft / name).write_bytes(content)
-            draft.rename(place)
-        except OSError as error:
-            raise ServerError(f"{place} cannot be written: {error.strerror or error}.") from error
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)  # it is still there if it could not be named
         return place
 
     @cached_property

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from ..runs.files import digest
 from ..tree import Tree
 from . import export, recipe
 from .card import card, score
+from .drafts import drafted
 
 FORMAT = 1
 AT_ONCE = 1024  # examples that are predicted together
@@ -74,11 +73,7 @@ class Personal:
         model.onnx, which needs neither torch nor latecomer; it appears whole or not at all.
         """
         place = Path(folder)
-        if os.path.lexists(place):
-            raise ModelError(f"{place} exists already; choose another folder.")
-        draft = place.with_name(f".new-{uuid.uuid4().hex}")
-        try:
-            draft.mkdir(parents=True)
+        with drafted(place, ModelError) as draft:
             flat = {name: leaf.detach().contiguous().clone() for name, leaf in tree.flatten(self.weights).items()}
             save_file(flat, draft / "model.safetensors")
             why = {}
@@ -92,11 +87,6 @@ class Personal:
             config = self.describe() | {"files": files, "why": why}
             (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             (draft / "README.md").write_text(card(config), encoding="utf-8")
-            draft.rename(place)
-        except OSError as error:
-            raise ModelError(f"{place} cannot be written: {error.strerror or error}.") from error
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)  # it is still there if it could not be named
         return place
 
     @staticmethod

@@ -94,15 +94,26 @@ class Turned(Exception):
     """A client is asked for something in a turn of its own: nobody has to see how that ends."""
 
 
+class Forgetful:
+    """What engines have in common whose clients keep nothing that lasts."""
+
+    device = torch.device("cpu")
+    one_by_one = True
+
+    def memories(self, run: int) -> Tree:
+        return {}
+
+    def remember(self, run: int, kept: Tree) -> None:
+        """There is nowhere to keep it."""
+
+
 @dataclass
-class Dry:
+class Dry(Forgetful):
     """An engine with one client, a guest; it writes down what the client is asked, sent and answers."""
 
     method: Method
     guest: Guest
     watch: Watch = field(default_factory=Watch)
-    device: torch.device = torch.device("cpu")
-    one_by_one: bool = True
     steps: list[tuple[str, Tree, Tree]] = field(default_factory=list)  # name, message, reply
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
@@ -114,12 +125,6 @@ class Dry:
             reply: Tree = getattr(self.method, step)(self.guest, **message)
         self.steps.append((step, message, reply))
         ask.take(slice(0, 1), tree.map(lambda leaf: leaf[None], reply), torch.ones(1), torch.ones(1, dtype=torch.bool))
-
-    def memories(self, run: int) -> Tree:
-        return {}
-
-    def remember(self, run: int, kept: Tree) -> None:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
