@@ -36,7 +36,7 @@ FREELY = ("--rate", "1e6", "--burst", "1000000")
 
 def bundles(folder: Path) -> list[Path]:
     """Two bundles of the same kind, with different weights."""
-    from latecomer.handover.bundle import publish
+    from latecomer.handover.publish import publish
     from latecomer.handover.trained import load
     from latecomer.runs.experiment import Experiment
     from latecomer.runs.run import Run

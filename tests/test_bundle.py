@@ -25,9 +25,10 @@ from latecomer.engines.home import entropy
 from latecomer.engines.loop import Loop
 from latecomer.errors import BundleError, LatecomerError, ModelError
 from latecomer.handover import export, rule
-from latecomer.handover.bundle import Bundle, common_model, model_graph, publish, version_of
+from latecomer.handover.bundle import Bundle, version_of
 from latecomer.handover.layout import Layout
 from latecomer.handover.personal import Personal
+from latecomer.handover.publish import common_model, model_graph, publish
 from latecomer.handover.trained import EVERYBODY, Trained
 from latecomer.runs.experiment import Experiment
 

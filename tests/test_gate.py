@@ -15,8 +15,9 @@ from latecomer import Experiment, make_task, methods
 from latecomer.data.sources import load
 from latecomer.errors import BundleError, DataError, ModelError
 from latecomer.handover import survey
-from latecomer.handover.bundle import Bundle, publish
+from latecomer.handover.bundle import Bundle
 from latecomer.handover.gate import Gate, signature
+from latecomer.handover.publish import publish
 from latecomer.nets.models import MLP
 from latecomer.runs.run import Run
 

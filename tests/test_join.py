@@ -28,7 +28,8 @@ import latecomer.handover.join as joining
 from console import environment, start
 from latecomer import tensorfile
 from latecomer.errors import DataError, ServerError, SettingError
-from latecomer.handover.bundle import Bundle, publish
+from latecomer.handover.bundle import Bundle
+from latecomer.handover.publish import publish
 from latecomer.runs.experiment import Experiment
 from latecomer.runs.run import Run
 from latecomer.serve.keys import Keys

@@ -25,7 +25,7 @@ import browser
 import latecomer
 from browser import Browser, until
 from console import environment
-from latecomer.handover.bundle import publish
+from latecomer.handover.publish import publish
 from latecomer.handover.trained import Trained
 from latecomer.runs.experiment import Experiment
 from latecomer.runs.run import Run

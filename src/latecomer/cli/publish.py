@@ -19,7 +19,7 @@ def main(words: list[str]) -> int:
     given = flags.read(flags.long(words), ("output", "seed", "gate"), ("gate",))
     output = flags.needed(given, "output")
     with screen.working("Exporting graphs"):
-        from ..handover.bundle import publish
+        from ..handover.publish import publish
         from ..handover.trained import load
         from ..settings import convert
 
