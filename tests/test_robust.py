@@ -169,6 +169,7 @@ def test_numbers_too_large_to_square_are_not_lost(kind: Average) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gpu_gives_the_same_and_does_not_wait(kind: Average) -> None:
     rows, counted = random(12, 1000), torch.arange(12) % 5 > 0
