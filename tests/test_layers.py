@@ -22,6 +22,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "engines": ("engines",),
     "core": (
         *("tree", "task", "method", "clients", "replies", "learn", "optim", "rounds", "evaluate", "faults", "privacy"),
+        "processors",
         *("schedule", "steps", "settings", "plan", "checks", "cohorts", "tally", "methods", "nets", "data"),
     ),
     "operations": ("ops",),

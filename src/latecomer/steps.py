@@ -12,6 +12,8 @@ from .tree import Tree
 
 Step = Callable[..., Tree]
 Phase = Literal["round", "personalise", "score"]
+Answers = Literal["message", "change", "averaged"]
+"""What a reply in a round is: anything, a change of what was sent, or a change that the server only ever averages."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 MARK = "_asked_in"  # on a step's function: its phases
