@@ -229,6 +229,14 @@ class Processors:
     def __str__(self) -> str:
         return ",".join(map(str, self.stack))
 
+    def __bool__(self) -> bool:
+        return bool(self.stack)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether clients keep what is left of a change."""
+        return any(processor.lossy for processor in self.stack)
+
     # on the client
 
     def outgoing(self, reply: Tree, answers: Answers, home: Home, left: Tree, step: str = "") -> tuple[Tree, Tree]:
@@ -257,16 +265,15 @@ class Processors:
 
     def left(self, reply_like: Tree, answers: Answers) -> Tree:
         """What is left before the first round, of a step whose replies have these shapes; empty: nothing is kept."""
-        feeds_back = answers != "message" and any(processor.lossy for processor in self.stack)
-        return (
-            tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype), floats(reply_like)) if feeds_back else {}
-        )
+        if answers == "message" or not self.keeps:
+            return {}
+        return tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype), floats(reply_like))
 
     # on the server
 
     def incoming(self, rows: Tree) -> Tree:
         """What was sent, one client a row, as replies."""
-        return vmap(self._decoded)(rows) if self.stack and tree.leaves(rows) else rows
+        return vmap(self._decoded)(rows) if self and tree.leaves(rows) else rows
 
     def _decoded(self, wire: Tree) -> Tree:
         for processor in reversed(self.stack):
