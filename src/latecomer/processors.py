@@ -296,6 +296,21 @@ class Processors:
         spent = privacy.epsilon(noises[0].times ** -2, self.delta)
         return Release(spent, self.delta, noises[0].times, self.budget)
 
+    @property
+    def covers(self) -> str:
+        """Whom the promise protects, and from whom; empty where there is none."""
+        if self.promise is None:
+            return ""
+        return "all of a client's data, replaced by any other's, in one answer" + (
+            ", from all who see what the server learns but not from the server" if self.central else ""
+        )
+
+    @property
+    def does_not_cover(self) -> str:
+        """What is told all the same."""
+        told = "personalisation and scores, how many labelled examples a client has, and that it took part"
+        return told if self.promise else ""
+
     def check(self, method: str, answers: Mapping[str, Answers], releases: Collection[str]) -> None:
         """Refuse a stack that a method cannot keep: by what its steps in rounds answer, and which steps have noise."""
         if self.promise is not None and releases:

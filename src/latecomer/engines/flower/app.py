@@ -82,7 +82,7 @@ class Side:
         row = self.homes.client_rows(header.run, torch.tensor([client]))[0]
         memory = notes.memory(self.blanks[header.run])
         home = PackedHome(self.homes, row, torch.tensor(header.round), memory, self.entropy, self.homes.room(row))
-        charge(context.state, self.method.release(step), message, header.round)
+        charge(context.state, self.method.gives_away(step, phase), message, header.round)
         reply = work(home, **sent)
         if not bool(tree.finite(reply | {"kept": home.memory})):
             raise ProtocolError("This client's answer was not finite.")  # and the silent keep what they had
