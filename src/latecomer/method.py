@@ -27,9 +27,10 @@ from .errors import SettingError
 from .nets.net import Net
 from .nets.subspace import Kind, Subspace
 from .privacy import Release
+from .processors import Processors
 from .schedule import Course, Schedule
 from .settings import check_ranges, flag, setting
-from .steps import asked_in
+from .steps import Phase, answers_of, asked_in, phases_of, steps
 from .task import Batch, Batches, Home, Task
 from .tree import Tree
 
@@ -79,6 +80,7 @@ class Method(ABC):
     members: int  # those that train; their ids are 0 .. members-1
     lr_schedule: Course = "constant"  # of all learning rates in training, on clients and on the server
     rounds: int = 0  # of training, which a schedule has to know
+    processors: Processors = Processors()  # what answers go through on their way to the server
 
     paper: ClassVar[Mapping[str, Any]] = {}
     """The run settings its paper uses, where they differ from latecomer's own defaults."""
@@ -94,6 +96,11 @@ class Method(ABC):
         if self.lr_schedule != "constant" and not self.rounds:
             raise SettingError(f"A {self.lr_schedule} schedule has to know the rounds of training: give rounds=.")
         self.build()
+        if self.processors:
+            kind = type(self)
+            rounds = [step for step in steps(kind) if "round" in phases_of(kind, step)]
+            own = [step for step in steps(kind) if self.release(step) is not None]
+            self.processors.check(kind.__name__, {step: answers_of(kind, step) for step in rounds}, own)
 
     def build(self) -> None:
         """Make networks from the settings, as fields declared by `made()`, and refuse settings that do not agree."""
@@ -159,8 +166,13 @@ class Method(ABC):
         return 0
 
     def release(self, step: str) -> Release | None:
-        """What an answer to a step gives away of a client's examples, where noise limits that; it is counted."""
+        """What an answer to a step gives away of a client's examples, where the method's own noise limits that."""
         return None
+
+    def gives_away(self, step: str, phase: Phase) -> Release | None:
+        """What an answer gives away, by noise of the method's own or that of processors, in rounds; it is counted."""
+        own = self.release(step)
+        return self.processors.promise if own is None and phase == "round" else own
 
     def review(self, federations: Sequence[Federation], engine: Engine, rounds: int = 0) -> list[str]:
         """Before training: what a user should know about so many rounds on these data; raises where it cannot work."""
