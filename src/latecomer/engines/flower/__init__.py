@@ -6,7 +6,8 @@ grid.py     between them: a grid inside this process, which delivers real messag
 app.py      on the client: does the step that a message names, if this client's role answers it
 notes.py    on the client: what it keeps in `context.state`
 spending.py on the client: counts what it releases, and refuses what its budget does not allow
-wire.py     trees as records, and back
+terms.py    on both: what they must agree on, in each message
+wire.py     on both: trees as bytes, and back
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from ...tree import Tree
 from ..home import WEIGHT, Homes, PackedHome, entropy
 from .notes import Notes
 from .spending import charge
-from .wire import Header, pack, unpack
+from .terms import Terms
+from .wire import Header, blob_of, fingerprint, pack, unpack
 
 
 def client_app(
@@ -56,6 +57,7 @@ class Side:
         reports_scores: bool,
     ) -> None:
         self.method, self.entropy, self.reports_scores = method, entropy, reports_scores
+        self.terms = Terms.of(method)
         self.homes = Homes(federations, torch.device("cpu"), method.task.dtype)
         self.blanks = [blank_memory(method, federation) for federation in federations]
 
@@ -72,39 +74,50 @@ class Side:
 
     def answer(self, step: str, message: Message, context: Context) -> Message:
         """One step of the client that the context belongs to, if it agrees to it."""
-        client, arrays = int(context.node_config["partition-id"]), message.content.array_records
-        header = self.read(message.content, step)
-        self.agree(step, header, client)
-        notes, work = Notes(context.state, header), getattr(self.method, step)
-        sent = unpack(arrays["shared"]) | notes.recall() | unpack(arrays["each"])
-        check_names(work, sent)
-        notes.answer(step, arrays["shared"])
-        row = self.homes.client_rows(header.run, torch.tensor([client]))[0]
-        memory = notes.memory(self.blanks[header.run])
-        home = PackedHome(self.homes, row, torch.tensor(header.round), memory, self.entropy, self.homes.room(row))
-        charge(context.state, self.method.release(step), message, header.round)
-        reply = work(home, **sent)
-        if not bool(tree.finite(reply | {"kept": home.memory})):
-            raise ProtocolError("This client's answer was not finite.")  # and the silent keep what they had
-        notes.remember(home.memory)
-        content = RecordDict({"reply": pack(reply)})
+        header, sent = self.read(message.content, step, context)
+        self.agree(step, header)
+        body = message.content["body"]
+        notes, asked = Notes(context.state, header), fingerprint(header, blob_of(body))
+        row = self.homes.client_rows(header.run, torch.tensor([header.client]))[0]
+        reply = notes.kept(step, asked)
+        if reply is None:
+            given = sent["shared"] | notes.recall() | sent["each"]
+            check_names(getattr(self.method, step), given)
+            notes.answer(step, asked, body if sent["shared"] else None)
+            memory = notes.memory(self.blanks[header.run])
+            home = PackedHome(self.homes, row, torch.tensor(header.round), memory, self.entropy, self.homes.room(row))
+            charge(context.state, self.method.release(step), message, header.round)
+            values: Tree = getattr(self.method, step)(home, **given)
+            if not bool(tree.finite(values | {"kept": home.memory})):
+                raise ProtocolError("This client's answer was not finite.")  # and the silent keep what they had
+            notes.remember(home.memory)
+            reply = pack(values)
+            notes.keep(step, reply)
+        content = RecordDict({"body": reply})
         if phase_of(header.round, header.scratch) == "round":
             content["metrics"] = MetricRecord({"weight": int(row[WEIGHT])})
         return Message(content, reply_to=message)
 
-    def read(self, content: RecordDict, step: str) -> Header:
-        """What a message says about itself; refuse what is none for a step, or for a run that is not here."""
-        if "header" not in content.config_records or not {"shared", "each"} <= content.array_records.keys():
-            raise ProtocolError("A message must have a header, what all clients are sent, and what this one is.")
+    def read(self, content: RecordDict, step: str, context: Context) -> tuple[Header, Tree]:
+        """A message, if it is one for a step of this client in a run that is here, by a server that means the same."""
+        if set(content) != {"header", "body"} or "header" not in content.config_records:
+            raise ProtocolError("A message must have a header and a body, and nothing else.")
         header = Header.unpack(content.config_records["header"])
         if header.step != step or not 0 <= header.run < len(self.blanks):
             raise ProtocolError(f"A message about {header.step!r} in run {header.run} cannot ask for {step!r} here.")
-        return header
+        place = context.node_config.get("partition-id", header.client)
+        if header.client != place or not 0 <= header.client < len(self.homes.federations[header.run]):
+            raise ProtocolError(f"A message for client {header.client} came to client {place}.")
+        self.terms.check(Terms(header.method, header.settings, header.version))
+        sent = unpack(content["body"])
+        if sent.keys() != {"shared", "each"} or not all(isinstance(part, dict) for part in sent.values()):
+            raise ProtocolError("A message must have what all clients are sent, and what this one is.")
+        return header, sent
 
-    def agree(self, step: str, header: Header, client: int) -> None:
+    def agree(self, step: str, header: Header) -> None:
         """Refuse what the method does not let a client in this role be asked for."""
         phase, declared = phase_of(header.round, header.scratch), phases_of(type(self.method), step)
-        if phase == "round" and client >= self.method.members:
+        if phase == "round" and header.client >= self.method.members:
             raise ProtocolError(f"This client is not a member, so no round of training can ask it for {step!r}.")
         if phase == "personalise" and "score" in declared:
             if not self.reports_scores:

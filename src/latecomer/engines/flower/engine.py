@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 
 from ... import tree
 from ...clients import Ask
@@ -19,7 +19,8 @@ from ...tree import Tree
 from ..home import Homes, PackedHome
 from .app import blank_memory
 from .reply import Layout, layout, read, size
-from .wire import Header, pack, payload, unflattened
+from .terms import Terms
+from .wire import Header, pack, payload, request, unflattened
 
 LOG = logging.getLogger(__name__)
 REASON = 500  # letters that a log has for a client's own words
@@ -47,9 +48,16 @@ class Flower:
     one_by_one = True
 
     def __init__(
-        self, method: Method, grid: Grid, *, timeout: float = 600.0, largest: Mapping[str, int] | None = None
+        self,
+        method: Method,
+        grid: Grid,
+        *,
+        timeout: float = 600.0,
+        largest: Mapping[str, int] | None = None,
+        training: str = "here",  # by which clients know that a server goes on with what it was at
     ) -> None:
         self.method, self.grid, self.timeout, self.largest = method, grid, timeout, largest
+        self.terms, self.training = Terms.of(method), training
         self.device = torch.device("cpu")
         self.carried = {"down": 0, "up": 0}  # bytes of the arrays that were really in messages
         self.layouts: dict[Any, Layout] = {}
@@ -69,11 +77,14 @@ class Flower:
 
     def _messages(self, step: str, ask: Ask) -> dict[int, Message]:
         """A message for every row of the cohort that is not silent already."""
-        header = Header(step, ask.round, ask.run, tuple(ask.recalled), ask.scratch).pack()
-        shared = pack(ask.shared)
+        told = {"recall": tuple(ask.recalled), "scratch": ask.scratch, "training": self.training, **vars(self.terms)}
+        whole = None if ask.each else pack({"shared": ask.shared, "each": {}})  # the same bytes for everybody
         return {
             k: Message(
-                RecordDict({"header": header, "shared": shared, "each": pack(tree.row(ask.each, k))}),
+                request(
+                    Header(step=step, round=ask.round, run=ask.run, client=client, **told),
+                    whole or pack({"shared": ask.shared, "each": tree.row(ask.each, k)}),
+                ),
                 dst_node_id=self.grid.node(ask.run, client),
                 message_type=f"query.{step}",
             )
