@@ -17,7 +17,7 @@ from ...method import Method
 from ...steps import check_names, phase_of, phases_of, steps
 from ...tree import Tree
 from ..home import WEIGHT, Homes, PackedHome, entropy
-from .notes import Notes
+from .notes import Body, Notes
 from .spending import charge
 from .terms import Terms
 from .wire import Header, blob_of, fingerprint, pack, unpack
@@ -76,7 +76,7 @@ class Side:
         """One step of the client that the context belongs to, if it agrees to it."""
         header, sent = self.read(message.content, step, context)
         self.agree(step, header)
-        body = message.content["body"]
+        body: Body = message.content["body"]  # type: ignore[assignment]
         notes, asked = Notes(context.state, header), fingerprint(header, blob_of(body))
         row = self.homes.client_rows(header.run, torch.tensor([header.client]))[0]
         reply = notes.kept(step, asked)

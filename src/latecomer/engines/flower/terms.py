@@ -24,7 +24,10 @@ class Terms:
         task = method.task
         known = {f.name: getattr(method, f.name) for f in fields(method) if f.init and f.name != "task"}
         known["task"] = {
-            **{"shape": task.shape, "classes": task.classes, "dtype": task.dtype, "sizes": task.sizes},
+            "shape": task.shape,
+            "classes": task.classes,
+            "dtype": task.dtype,
+            "sizes": task.sizes,
             "weights": dict(task.model.shapes),
         }
         text = json.dumps(known, sort_keys=True, default=str)

@@ -57,7 +57,8 @@ class Header:
         kinds: dict[str, tuple[type, ...]] = {
             **dict.fromkeys(counts, (int,)),
             **dict.fromkeys(texts, (str,)),
-            **{"recall": (list,), "scratch": (int, type(None))},
+            "recall": (list,),
+            "scratch": (int, type(None)),
         }
         values: dict[str, Any] = {"scratch": None, **record}
         fit = values.keys() == kinds.keys() and all(type(values[name]) in kinds[name] for name in kinds)
@@ -93,7 +94,11 @@ def body(blob: bytes) -> ConfigRecord | ArrayRecord:
 def blob_of(record: Any, most: int = MOST) -> bytes:
     """The bytes of a body, if it is one and has at most so many; nothing of them is read."""
     entry = dict(record).get(BLOB) if isinstance(record, ConfigRecord | ArrayRecord) and len(record) == 1 else None
-    if isinstance(entry, Array) and (entry.dtype, entry.stype, tuple(entry.shape)) == (KIND, STORED, (len(entry.data),)):
+    if isinstance(entry, Array) and (entry.dtype, entry.stype, tuple(entry.shape)) == (
+        KIND,
+        STORED,
+        (len(entry.data),),
+    ):
         entry = entry.data
     if not isinstance(entry, bytes):
         raise ProtocolError("The body of a message must be one blob of bytes.")
@@ -123,7 +128,9 @@ def arrays_of(blob: bytes) -> dict[str, NDArray[Any]]:
 
 def tensor(array: NDArray[Any]) -> Tensor:
     """A copy, as steps may write to it. A bool is one bit, whatever else was in its byte."""
-    return torch.from_numpy(array.view(np.uint8) != 0 if array.dtype == np.bool_ else array.copy())
+    if array.dtype == np.bool_:
+        return torch.from_numpy(array.view(np.uint8).copy()) != 0
+    return torch.from_numpy(array.copy())
 
 
 def unflattened(leaves: dict[str, Tensor]) -> Tree:
