@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sys
 from typing import Any
@@ -11,7 +12,7 @@ MARK = "latecomer> "
 
 
 def tell(**news: Any) -> None:
-    """One line; Flower carries what a ServerApp writes to the SuperLink."""
+    """One line; Flower carries what a ServerApp writes to the SuperLink, and from there to whoever follows."""
     sys.stdout.write(f"{MARK}{json.dumps(_plain(news))}\n")
 
 
@@ -23,6 +24,13 @@ def heard(line: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+class Notes(logging.Handler):
+    """What latecomer logs on the server, a client that fell silent say, is told as a note."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tell(note=record.getMessage())
 
 
 def _plain(value: Any) -> Any:

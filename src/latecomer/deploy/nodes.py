@@ -6,26 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ..data import Form
 from ..data.federation import SPLITS, USUAL, Examples, Federation, Rows
+from ..engines.flower.link import Greeting
 from ..errors import RunError
 from ..runs.files import Replacing, reading, writing
 
 FILE = "nodes.json"
-
-
-class Told(Protocol):
-    """What a node tells of its data."""
-
-    prefers: int
-    labelled: bool
-    train: int
-    val: int
-    test: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +47,7 @@ class Nodes:
         """The node of every client, by the client's number."""
         return {number: client.node for number, client in enumerate(self.clients)}
 
-    def joined(self, told: Mapping[int, Told]) -> Nodes:
+    def joined(self, told: Mapping[int, Greeting]) -> Nodes:
         """Newcomers get the numbers behind those that are given: the one that they prefer where it is free, the others
         go by the number of their nodes into what is left.
         """
@@ -84,7 +75,7 @@ class Nodes:
         nothing = torch.empty((0, *form.stored), dtype=getattr(torch, form.dtype)), torch.empty(0, dtype=torch.int64)
         return Federation(
             Elsewhere(*nothing, form.classes, form.mean, form.std, form),
-            **{split: _rows([getattr(client, split) for client in self.clients]) for split in SPLITS},
+            *(_rows([getattr(client, split) for client in self.clients]) for split in SPLITS),
             members=self.members,
             labelled=torch.tensor([client.labelled for client in self.clients]),
             rotation=torch.zeros(count, dtype=torch.int16),

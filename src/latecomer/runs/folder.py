@@ -53,10 +53,10 @@ class Folder:
             raise RunError(f"{path / 'settings.toml'} cannot be read: {error}.") from error
 
     @staticmethod
-    def create(
-        path: Path, settings: str, *, another: bool = False, files: Mapping[str, str] | None = None
-    ) -> Folder:
-        """A new folder, held. It appears with its settings and `files` or not at all; if `another` will do, numbered."""
+    def create(path: Path, settings: str, *, another: bool = False, files: Mapping[str, str] | None = None) -> Folder:
+        """A new folder, held. It appears with its settings, and further `files`, or not at all; if `another` will do,
+        numbered.
+        """
         fresh = path.with_name(f".new-{uuid.uuid4().hex}")
         try:
             (fresh / "checkpoint").mkdir(parents=True)

@@ -39,9 +39,7 @@ class Run:
         self._saved = time.monotonic()
 
     @staticmethod
-    def begin(
-        experiment: Experiment, make: Make = Experiment.training, files: Mapping[str, str] | None = None
-    ) -> Run:
+    def begin(experiment: Experiment, make: Make = Experiment.training, files: Mapping[str, str] | None = None) -> Run:
         """A new run; whatever can be wrong is found before the folder appears, with further `files` in it."""
         s = experiment.settings
         path = Path(s.out) / _name(s)

@@ -34,7 +34,7 @@ QUIET = {
 
 def local_engine(method: Method, federations: Sequence[Federation]) -> Flower:
     """Server, grid and clients in this process, with nothing but messages between them."""
-    with _quietly():
+    with quietly():
         need("flwr", "flower")
         need("flwr.supercore.telemetry", "flower")  # it keeps what it finds in the environment
         from .app import client_app
@@ -46,7 +46,7 @@ def local_engine(method: Method, federations: Sequence[Federation]) -> Flower:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """The environment that Flower is imported in; the process has its own back afterwards."""
     added = [name for name in QUIET if name not in os.environ]
     os.environ.update({name: QUIET[name] for name in added})

@@ -82,13 +82,16 @@ class Greeting:
     @staticmethod
     def read(content: RecordDict) -> Greeting | str:
         """Of a reply; a sentence where it is none."""
-        told = dict(content.config_records.get("body", {}))
+        told: dict[str, Any] = dict(content.config_records.get("body", {}))
         counts = {name: told.get(name) for name in ("prefers", "train", "val", "test")}
-        if any(type(count) is not int for count in counts.values()) or type(told.get("labelled")) is not bool:
-            return "It did not say how many examples it has."
-        if not all(-1 <= count <= MOST_EXAMPLES for count in counts.values()):
-            return f"It claims {counts}."
+        if type(told.get("labelled")) is not bool or not all(_possible(name, count) for name, count in counts.items()):
+            return "It did not say, in numbers that can be, how many examples it has."
         return Greeting(labelled=told["labelled"], **counts)
+
+
+def _possible(name: str, count: Any) -> bool:
+    least = {"prefers": -1, "train": 1}.get(name, 0)
+    return type(count) is int and least <= count <= MOST_EXAMPLES
 
 
 def _refusal(reply: Message) -> str:
