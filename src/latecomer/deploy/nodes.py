@@ -75,7 +75,9 @@ class Nodes:
         nothing = torch.empty((0, *form.stored), dtype=getattr(torch, form.dtype)), torch.empty(0, dtype=torch.int64)
         return Federation(
             Elsewhere(*nothing, form.classes, form.mean, form.std, form),
-            *(_rows([getattr(client, split) for client in self.clients]) for split in SPLITS),
+            train=_rows([client.train for client in self.clients]),
+            val=_rows([client.val for client in self.clients]),
+            test=_rows([client.test for client in self.clients]),
             members=self.members,
             labelled=torch.tensor([client.labelled for client in self.clients]),
             rotation=torch.zeros(count, dtype=torch.int16),

@@ -83,7 +83,7 @@ class Greeting:
     def read(content: RecordDict) -> Greeting | str:
         """Of a reply; a sentence where it is none."""
         told: dict[str, Any] = dict(content.config_records.get("body", {}))
-        counts = {name: told.get(name) for name in ("prefers", "train", "val", "test")}
+        counts: dict[str, Any] = {name: told.get(name) for name in ("prefers", "train", "val", "test")}
         if type(told.get("labelled")) is not bool or not all(_possible(name, count) for name, count in counts.items()):
             return "It did not say, in numbers that can be, how many examples it has."
         return Greeting(labelled=told["labelled"], **counts)
