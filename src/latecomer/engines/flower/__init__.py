@@ -2,10 +2,13 @@
 
 engine.py   on the server: an exchange becomes one message a client, replies are matched and counted
 reply.py    on the server: whether a reply is what its step must answer; what is not, is silence
+participant.py  on the client: one that can be in any training, with a method made from a hello
+fleet.py    on the client: Flower's Fleet API, by which a node talks to a SuperLink
 grid.py     between them: a grid inside this process, which delivers real messages to a real ClientApp
 app.py      on the client: does the step that a message names, if this client's role answers it
 notes.py    on the client: what it keeps in `context.state`
 spending.py on the client: counts what it releases, and refuses what its budget does not allow
+hello.py    on both: what they tell each other before a training
 terms.py    on both: what they must agree on, in each message
 wire.py     on both: trees as bytes, and back
 """

@@ -13,14 +13,19 @@ from torch import Tensor
 from ... import tree
 from ...data.federation import Federation
 from ...errors import LatecomerError, ProtocolError, StepError
-from ...method import Method
+from ...method import Home, Method
+from ...privacy import Ledger
 from ...steps import check_names, phase_of, phases_of, steps
 from ...tree import Tree
 from ..home import WEIGHT, Homes, PackedHome, entropy
-from .notes import Body, Notes
-from .spending import charge
+from .hello import KEEP_MODEL
+from .notes import Body, Notes, Traffic
+from .spending import charge, ledger
 from .terms import Terms
 from .wire import Header, blob_of, fingerprint, pack, unpack
+
+Keeper = Callable[[Home, Tree, Traffic, Ledger], None]
+"""Makes a client's own model, from what `personalise` sent, and keeps it, with what the client has sent and spent."""
 
 
 def client_app(
@@ -33,8 +38,12 @@ def client_app(
     `simulated` draw it from the public seed, so that a run repeats, and report scores in any case.
     """
     app, side = ClientApp(), Side(method, federations, None if simulated else entropy, reports_scores or simulated)
+
+    def answer(step: str, message: Message, context: Context) -> Message:
+        return side.do(step, message, context.state, int(context.node_config["partition-id"]))
+
     for step in steps(type(method)):
-        app.query(step)(partial(side.do, step))
+        app.query(step)(partial(answer, step))
     return app
 
 
@@ -55,16 +64,17 @@ class Side:
         federations: Sequence[Federation],
         entropy: Callable[[int], Tensor] | None,
         reports_scores: bool,
+        keeper: Keeper | None = None,  # of the model that a client makes of what `personalise` sends
     ) -> None:
-        self.method, self.entropy, self.reports_scores = method, entropy, reports_scores
+        self.method, self.entropy, self.reports_scores, self.keeper = method, entropy, reports_scores, keeper
         self.terms = Terms.of(method)
         self.homes = Homes(federations, torch.device("cpu"), method.task.dtype)
         self.blanks = [blank_memory(method, federation) for federation in federations]
 
-    def do(self, step: str, message: Message, context: Context) -> Message:
+    def do(self, step: str, message: Message, state: RecordDict, client: int) -> Message:
         """The answer. What a client raises travels: of what nobody raised on purpose, that it failed and no more."""
         try:
-            return self.answer(step, message, context)
+            return self.answer(step, message, state, client)
         except LatecomerError:
             raise
         except Exception as error:  # PyTorch's sentences have numbers in them, which may be a client's own
@@ -72,42 +82,45 @@ class Side:
                 raise
             raise StepError(f"This client failed at {step!r}; its own log says why.") from error
 
-    def answer(self, step: str, message: Message, context: Context) -> Message:
-        """One step of the client that the context belongs to, if it agrees to it."""
-        header, sent = self.read(message.content, step, context)
+    def answer(self, step: str, message: Message, state: RecordDict, client: int) -> Message:
+        """One step of the client whose state it is, if it agrees to it."""
+        header, sent = self.read(message.content, step, client)
         self.agree(step, header)
         body: Body = message.content["body"]  # type: ignore[assignment]
-        notes, asked = Notes(context.state, header), fingerprint(header, blob_of(body))
-        row = self.homes.client_rows(header.run, torch.tensor([header.client]))[0]
+        notes, asked = Notes(state, header), fingerprint(header, blob_of(body))
+        row = self.homes.client_rows(header.run, torch.tensor([client]))[0]
         reply = notes.kept(step, asked)
         if reply is None:
             given = sent["shared"] | notes.recall() | sent["each"]
-            check_names(getattr(self.method, step), given)
-            notes.answer(step, asked, body if sent["shared"] else None)
+            check_names(self.method.model if step == KEEP_MODEL else getattr(self.method, step), given)
+            notes.answer(step, asked, body if sent["shared"] else None, tree.nbytes(sent))
             memory = notes.memory(self.blanks[header.run])
             home = PackedHome(self.homes, row, torch.tensor(header.round), memory, self.entropy, self.homes.room(row))
-            charge(context.state, self.method.release(step), message, header.round)
-            values: Tree = getattr(self.method, step)(home, **given)
+            charge(state, self.method.release(step), message, header.round)
+            if step == KEEP_MODEL and self.keeper is not None:
+                self.keeper(home, given, notes.traffic, ledger(state))
+                values: Tree = {}
+            else:
+                values = getattr(self.method, step)(home, **given)
             if not bool(tree.finite(values | {"kept": home.memory})):
                 raise ProtocolError("This client's answer was not finite.")  # and the silent keep what they had
             notes.remember(home.memory)
             reply = pack(values)
-            notes.keep(step, reply)
+            notes.keep(step, reply, tree.nbytes(values))
         content = RecordDict({"body": reply})
         if phase_of(header.round, header.scratch) == "round":
             content["metrics"] = MetricRecord({"weight": int(row[WEIGHT])})
         return Message(content, reply_to=message)
 
-    def read(self, content: RecordDict, step: str, context: Context) -> tuple[Header, Tree]:
+    def read(self, content: RecordDict, step: str, client: int) -> tuple[Header, Tree]:
         """A message, if it is one for a step of this client in a run that is here, by a server that means the same."""
         if set(content) != {"header", "body"} or "header" not in content.config_records:
             raise ProtocolError("A message must have a header and a body, and nothing else.")
         header = Header.unpack(content.config_records["header"])
         if header.step != step or not 0 <= header.run < len(self.blanks):
             raise ProtocolError(f"A message about {header.step!r} in run {header.run} cannot ask for {step!r} here.")
-        place = context.node_config.get("partition-id", header.client)
-        if header.client != place or not 0 <= header.client < len(self.homes.federations[header.run]):
-            raise ProtocolError(f"A message for client {header.client} came to client {place}.")
+        if header.client != client:
+            raise ProtocolError(f"A message for client {header.client} came to client {client}.")
         self.terms.check(Terms(header.method, header.settings, header.version))
         sent = unpack(content["body"])
         if sent.keys() != {"shared", "each"} or not all(isinstance(part, dict) for part in sent.values()):
@@ -117,6 +130,8 @@ class Side:
     def agree(self, step: str, header: Header) -> None:
         """Refuse what the method does not let a client in this role be asked for."""
         phase, declared = phase_of(header.round, header.scratch), phases_of(type(self.method), step)
+        if step == KEEP_MODEL and self.keeper is not None:
+            declared = ("personalise",)
         if phase == "round" and header.client >= self.method.members:
             raise ProtocolError(f"This client is not a member, so no round of training can ask it for {step!r}.")
         if phase == "personalise" and "score" in declared:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
@@ -17,6 +19,15 @@ MEMORY, BEFORE, ROUND = "memory", "memory-before", "memory-round"  # as it is; a
 SCRATCH, NUMBER = "scratch", "scratch-number"
 PAGE, TURN = "page", "turn"  # what came in a round or an evaluation, and in the latest turn within an evaluation
 OWN = -1  # an evaluation's own round; it may have turns, which are rounds of other numbers, and comes back to its own
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of a round's or an evaluation's messages, to this client and from it, and the steps it was asked for."""
+
+    down: int
+    up: int
+    steps: tuple[str, ...]
 
 
 class Notes:
@@ -64,18 +75,32 @@ class Notes:
         reply: Body = self.state[place]  # type: ignore[assignment]
         return reply
 
-    def answer(self, step: str, fingerprint: str, sent: Body | None) -> None:
+    @property
+    def traffic(self) -> Traffic:
+        page: Any = self.state.config_records[PAGE]
+        return Traffic(page["down"], page["up"], tuple(page["steps"]))
+
+    def answer(self, step: str, fingerprint: str, sent: Body | None, down: int) -> None:
         """Write down that a step is answered, before it is: whoever asks again would learn from errors, too.
 
-        `sent` is what was sent, where some of it can be recalled.
+        `sent` is what was sent, where some of it can be recalled, and `down` how many bytes of numbers it was.
         """
+        self._count("down", down, step)
         page = self.state.config_records[self.page]
         page["answered"], page["asked"] = [*self._texts("answered"), step], [*self._texts("asked"), fingerprint]
         if sent is not None:
             self.state[self._place("sent", step)] = sent
 
-    def keep(self, step: str, reply: Body) -> None:
+    def keep(self, step: str, reply: Body, up: int) -> None:
+        """The reply, of so many bytes of numbers."""
+        self._count("up", up)
         self.state[self._place("reply", step)] = reply
+
+    def _count(self, way: str, size: int, *steps: str) -> None:
+        """Turns of an evaluation are counted with it."""
+        page: Any = self.state.config_records[PAGE]
+        page[way] += size
+        page["steps"] = list(dict.fromkeys([*page["steps"], *steps]))
 
     def _place(self, what: str, step: str) -> str:
         return f"{self.page}-{what}-{step}"
@@ -113,5 +138,5 @@ class Notes:
             return False
         for name in [name for name in self.state if name.startswith(f"{page}-")]:
             del self.state[name]
-        self.state[page] = ConfigRecord({"title": title, "answered": [], "asked": []})
+        self.state[page] = ConfigRecord({"title": title, "answered": [], "asked": [], "steps": [], "down": 0, "up": 0})
         return True
