@@ -1,4 +1,4 @@
-"""The server of a deployment, with nodes in this process: who takes part, what goes on after a stop, who gets a model."""
+"""The server of a deployment, with nodes in this process: who takes part, how it goes on, who gets a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from latecomer.deploy.nodes import Nodes
 from latecomer.deploy.server import Deployment
 from latecomer.engines.flower.app import client_app
 from latecomer.engines.flower.grid import LocalGrid
-from latecomer.engines.flower.link import Greeting, Link
+from latecomer.engines.flower.hello import Welcome
+from latecomer.engines.flower.link import Link
 from latecomer.engines.flower.wire import pack
 from latecomer.errors import RunError
 from latecomer.runs.experiment import Experiment
@@ -89,7 +90,9 @@ class Nodes4:
         if kind == "keep_model":
             self.kept.append(int(message.content["header"]["client"]))
             return Message(RecordDict({"body": pack({})}), reply_to=message)
-        empty = Context(run_id=1, node_id=node, node_config={}, state=RecordDict(), run_config={})
+        empty = Context(
+            run_id=1, node_id=node, node_config={"partition-id": self.clients[node]}, state=RecordDict(), run_config={}
+        )
         return self.app(message, self.contexts.setdefault(node, empty))
 
 
@@ -235,34 +238,14 @@ def test_replies_that_go_astray(missing: str) -> None:
 # who is who
 
 
-def greeting(prefers: int = -1, train: int = 3) -> Greeting:
-    return Greeting(prefers, True, train, 0, 0)
+def greeting(prefers: int = -1) -> Welcome:
+    return Welcome(version="1", prefers=prefers, labelled=True, train=3, val=0, test=0)
 
 
 def test_numbers_are_given_as_nodes_prefer_and_then_by_node() -> None:
     nodes = Nodes("t", 3).joined({30: greeting(), 10: greeting(2), 20: greeting(2)})
     assert nodes.places == {0: 20, 1: 30, 2: 10}
     assert nodes.joined({5: greeting(0), 4: greeting(4)}).places == {0: 20, 1: 30, 2: 10, 3: 5, 4: 4}
-
-
-@pytest.mark.parametrize(
-    "told",
-    [
-        {},
-        {"prefers": True},
-        {"train": 0},
-        {"train": 10**9},
-        {"val": -1},
-        {"labelled": 1},
-        {"prefers": -2},
-        {"test": "5"},
-    ],
-)
-def test_a_greeting_is_believed_only_as_far_as_it_can_be(told: dict[str, Any]) -> None:
-    well = {"version": "1", "prefers": 0, "labelled": True, "train": 1, "val": 0, "test": 0}
-    assert isinstance(Greeting.read(RecordDict({"body": ConfigRecord(well)})), Greeting)
-    wrong = ConfigRecord(well | told) if told else ConfigRecord({})
-    assert isinstance(Greeting.read(RecordDict({"body": wrong})), str)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"training": "t", "members": 1, "clients": [{"node": -1}]}', "[1]"])
@@ -310,7 +293,7 @@ def test_an_app_is_four_files_whose_form_is_that_of_a_client(tmp_path: Path, com
     ]
     assert project.read(tmp_path / "app").settings.engine == "flower"
     assert "classes = 4" in (tmp_path / "app" / "settings.toml").read_text()
-    again = command("flower", "new", tmp_path / "app", "pefll", "--clients", 2)
+    again = command("flower", "new", tmp_path / "app", "pefll", "--clients", 2, "--cohort", 2)
     assert (again.code, "exists already" in again.err) == (2, True)
 
 
@@ -319,7 +302,7 @@ def test_an_app_is_four_files_whose_form_is_that_of_a_client(tmp_path: Path, com
     [
         ([], "Give --root-certificates FILE, or --insecure"),
         (["--insecure", "--superlink", "127.0.0.1:9"], "There is no SuperLink to talk to at 127.0.0.1:9"),
-        (["--root-certificates", "nothing.crt"], "nothing.crt: No such file"),
+        (["--root-certificates", "nothing.crt"], "nothing.crt cannot be used: No such file"),
         (["--root-certificates", __file__], "holds no certificate"),
         (["--insecure", "--name", "../x"], "--name must be a plain name"),
         (["--insecure", "--wait", "0"], "--wait must be greater than 0"),

@@ -12,7 +12,7 @@ import torch
 
 from ..data import Form
 from ..data.federation import SPLITS, USUAL, Examples, Federation, Rows
-from ..engines.flower.link import Greeting
+from ..engines.flower.hello import Welcome
 from ..errors import RunError
 from ..runs.files import Replacing, reading, writing
 
@@ -47,7 +47,7 @@ class Nodes:
         """The node of every client, by the client's number."""
         return {number: client.node for number, client in enumerate(self.clients)}
 
-    def joined(self, told: Mapping[int, Greeting]) -> Nodes:
+    def joined(self, told: Mapping[int, Welcome]) -> Nodes:
         """Newcomers get the numbers behind those that are given: the one that they prefer where it is free, the others
         go by the number of their nodes into what is left.
         """

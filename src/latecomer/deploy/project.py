@@ -28,11 +28,11 @@ APP = '''"""An app for Flower: `latecomer flower run` hands it to a SuperLink. W
 
 from pathlib import Path
 
-
 from latecomer.deploy.server import server_app
+from latecomer.node.stock import client_app
 
 server = server_app(Path(__file__).parent)
-
+client = client_app()
 '''
 
 ABOUT = """[project]

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
+from .. import __version__
 from ..clients import Clients
 from ..data.federation import SPLITS, Federation
 from ..engines.flower.engine import Flower
-from ..engines.flower.link import Greeting, Link
+from ..engines.flower.hello import Hello, Welcome
+from ..engines.flower.link import Link
 from ..engines.flower.link import server_app as flower_app
 from ..errors import LatecomerError, RunError
 from ..handover.recipe import made_for
@@ -132,7 +134,7 @@ class Deployment:
     def _meet_members(self, nodes: Nodes) -> Nodes:
         """Wait for as many nodes as train, or for those that began; of the latter, some may stay away."""
         wanted, end = self.method.members, time.monotonic() + self.wait
-        known, met, refused = set(nodes.places.values()), dict[int, Greeting](), dict[int, str]()
+        known, met, refused = set(nodes.places.values()), dict[int, Welcome](), dict[int, str]()
         while True:
             present = [node for node in self.link.present() if not known or node in known]
             refused = {node: why for node, why in refused.items() if node in present}  # who comes back is asked again
@@ -160,8 +162,10 @@ class Deployment:
         first = sorted(met, key=lambda node: (not 0 <= met[node].prefers < wanted, node))[:wanted]
         return nodes.joined({node: met[node] for node in first})
 
-    def _hello(self, some: list[int], nodes: Nodes) -> dict[int, Greeting | str]:
-        return self.link.hello(some, self.experiment.settings.method, nodes.training, self.told, ANSWER)
+    def _hello(self, some: list[int], nodes: Nodes) -> dict[int, Welcome | str]:
+        name = type(self.method).__name__
+        hello = Hello(version=__version__, training=nodes.training, method=name, settings=self.told)
+        return self.link.hello(some, hello, ANSWER)
 
     # models
 
@@ -172,7 +176,7 @@ class Deployment:
         for node, answer in answers.items():
             if isinstance(answer, str):
                 tell(note=f"Node {node} gets no model: {answer}")
-        here = {node: answer for node, answer in answers.items() if isinstance(answer, Greeting)}
+        here = {node: answer for node, answer in answers.items() if isinstance(answer, Welcome)}
         known = set(nodes.places.values())
         nodes = nodes.joined({node: answer for node, answer in here.items() if node not in known})
         nodes.save(self.folder)  # before a number is used: nobody else may ever have it

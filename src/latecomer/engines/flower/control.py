@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import ssl
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from flwr.supercore.error import FlowerError
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-from ...errors import ServerError, SettingError
+from ...errors import LinkError, SettingError
 
 PAUSE = 0.5  # seconds between two looks at a run that is about to end
 
@@ -39,10 +40,12 @@ class Control:
             self.client = ControlHttpClient.from_server_address(
                 address, certificates is None, trusted, [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
             )
+        except (ssl.SSLError, ValueError) as error:
+            raise SettingError(
+                f"--root-certificates {certificates} cannot be used: it holds no certificate."
+            ) from error
         except OSError as error:
-            raise SettingError(f"--root-certificates {certificates}: {error.strerror or 'no certificate'}.") from error
-        except ValueError as error:
-            raise SettingError(f"--root-certificates {certificates} holds no certificate in PEM.") from error
+            raise SettingError(f"--root-certificates {certificates} cannot be used: {error.strerror}.") from error
 
     def __enter__(self) -> Self:
         return self
@@ -53,7 +56,9 @@ class Control:
     def start(self, app: Path, settings: Mapping[str, Any]) -> int:
         """Hand over an app; the number of its run."""
         try:
-            content = build_fab_from_disk(app)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of Flower, by what it is built on
+                content = build_fab_from_disk(app)
         except (OSError, ValueError) as error:
             raise SettingError(f"{app} is no Flower app: {error}.") from error
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
@@ -92,9 +97,9 @@ class Control:
             yield
         except httpx.HTTPStatusError as error:
             told = FlowerError.from_json(error.response.text)
-            raise ServerError(f"The SuperLink at {self.address} refused: {told or error}.") from error
+            raise LinkError(f"The SuperLink at {self.address} refused: {told or error}.") from error
         except (httpx.HTTPError, ssl.SSLError, OSError, ValueError) as error:
-            raise ServerError(f"There is no SuperLink to talk to at {self.address}: {_reason(error)}.") from error
+            raise LinkError(f"There is no SuperLink to talk to at {self.address}: {_reason(error)}.") from error
 
 
 def _reason(error: Exception) -> str:

@@ -18,13 +18,13 @@ from ...steps import phase_of, phases_of
 from ...tree import Tree
 from ..home import Homes, PackedHome
 from .app import blank_memory
+from .hello import KEEP_MODEL
 from .reply import Layout, layout, read, size
 from .terms import Terms
 from .wire import Header, pack, payload, request, unflattened
 
 LOG = logging.getLogger(__name__)
 REASON = 500  # letters that a log has for a client's own words
-KEEP = "keep_model"  # no step of a method: a client makes its model, keeps it, and answers nothing
 
 
 class Grid(Protocol):
@@ -135,7 +135,7 @@ class Flower:
 
     def _layout(self, step: str, ask: Ask) -> Layout:
         """What a reply must look like; found out once for every step and shape of message."""
-        if step == KEEP:
+        if step == KEEP_MODEL:  # no step of a method: a client makes its model, keeps it, and answers nothing
             return {}
         sent = ask.shared | ask.recalled | tree.row(ask.each, 0)
         key = step, tuple((path, leaf.dtype, leaf.shape) for path, leaf in tree.flatten(sent).items())

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.serverapp import Grid as FlowerGrid
 from flwr.serverapp import ServerApp
 
-from ... import __version__
-from ...evaluate import MOST_EXAMPLES
+from ...errors import ProtocolError
 from ...tree import Tree
+from .hello import HELLO, Hello, Welcome
 
 SHORTEST, LONGEST, SLOWER = 0.1, 1.0, 1.3  # seconds between two looks for replies, and how the pause grows
 REASON = 500  # letters that are read of a node's own words
@@ -54,49 +53,22 @@ class Link:
         """The nodes that are connected."""
         return sorted(self.grid.get_node_ids())
 
-    def hello(
-        self, nodes: Iterable[int], method: str, training: str, settings: str, timeout: float
-    ) -> dict[int, Greeting | str]:
+    def hello(self, nodes: Iterable[int], hello: Hello, timeout: float) -> dict[int, Welcome | str]:
         """Tell nodes what will be trained. What each of them says of itself, or why it refuses; silence is neither."""
-        header = ConfigRecord({"version": __version__, "training": training, "method": method})
-        content = RecordDict({"header": header, "body": ConfigRecord({"settings": settings})})
-        messages = [Message(content, dst_node_id=node, message_type="query.hello") for node in nodes]
+        content = hello.pack()
+        messages = [Message(content, dst_node_id=node, message_type=f"query.{HELLO}") for node in nodes]
         replies = list(self.send_and_receive(messages, timeout=timeout)) if messages else []
         places = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
-        return {
-            places[reply.metadata.reply_to_message_id]: _refusal(reply) or Greeting.read(reply.content)
-            for reply in replies
-        }
+        return {places[reply.metadata.reply_to_message_id]: _welcome(reply) for reply in replies}
 
 
-@dataclass(frozen=True)
-class Greeting:
-    """What a node says of itself before it takes part."""
-
-    prefers: int  # the number that it would like; below zero: any
-    labelled: bool
-    train: int  # examples
-    val: int  # to be scored by; none unless it agreed to report scores
-    test: int
-
-    @staticmethod
-    def read(content: RecordDict) -> Greeting | str:
-        """Of a reply; a sentence where it is none."""
-        told: dict[str, Any] = dict(content.config_records.get("body", {}))
-        counts: dict[str, Any] = {name: told.get(name) for name in ("prefers", "train", "val", "test")}
-        if type(told.get("labelled")) is not bool or not all(_possible(name, count) for name, count in counts.items()):
-            return "It did not say, in numbers that can be, how many examples it has."
-        return Greeting(labelled=told["labelled"], **counts)
-
-
-def _possible(name: str, count: Any) -> bool:
-    least = {"prefers": -1, "train": 1}.get(name, 0)
-    return type(count) is int and least <= count <= MOST_EXAMPLES
-
-
-def _refusal(reply: Message) -> str:
-    """Why a node does not take part, in its own words; empty where it does."""
-    return (str(reply.error.reason)[:REASON] or "It failed.") if reply.has_error() else ""
+def _welcome(reply: Message) -> Welcome | str:
+    if reply.has_error():
+        return str(reply.error.reason)[:REASON]
+    try:
+        return Welcome.unpack(reply.content)
+    except ProtocolError as error:
+        return str(error)
 
 
 def server_app(main: Callable[[Link, Mapping[str, Any]], None]) -> ServerApp:
