@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -13,9 +13,10 @@ from ... import tree
 from ...clients import Ask
 from ...errors import ProtocolError
 from ...method import Method
-from ...steps import phase_of
+from ...steps import phase_of, phases_of
 from ...tree import Tree
 from ..blank import blank_memory, made_up
+from .hello import KEEP_MODEL
 from .reply import Layout, layout, read, size
 from .terms import Terms
 from .wire import Header, pack, payload, request, unflattened
@@ -53,9 +54,10 @@ class Flower:
         timeout: float = 600.0,
         largest: Mapping[str, int] | None = None,
         training: str = "here",  # by which clients know that a server goes on with what it was at
+        unscored: Collection[int] = (),  # clients that do not report scores: nobody asks them, and they have none
     ) -> None:
         self.method, self.grid, self.timeout, self.largest = method, grid, timeout, largest
-        self.terms, self.training = Terms.of(method), training
+        self.terms, self.training, self.unscored = Terms.of(method), training, unscored
         self.device = torch.device("cpu")
         self.carried = {"down": 0, "up": 0}  # bytes of the arrays that were really in messages
         self.layouts: dict[Any, Layout] = {}
@@ -87,8 +89,11 @@ class Flower:
                 message_type=f"query.{step}",
             )
             for k, client in enumerate(ask.ids.tolist())
-            if not ask.silent[k]
+            if not ask.silent[k] and not self._nothing_to_say(step, client)
         }
+
+    def _nothing_to_say(self, step: str, client: int) -> bool:
+        return client in self.unscored and "score" in phases_of(type(self.method), step)
 
     def _converse(self, messages: list[Message]) -> dict[str, Message]:
         """Send and wait. What came back, by the message it replies to: an error may come from another node."""
@@ -106,7 +111,7 @@ class Flower:
             {path: torch.zeros(shape, dtype=getattr(torch, kind)) for path, (kind, shape) in wanted.items()}
         )
         for k, client in enumerate(ask.ids.tolist()):
-            values, weight, heard = blank, 0.0, False
+            values, weight, heard = blank, 0.0, self._nothing_to_say(step, client)
             reply = replies.get(messages[k].metadata.message_id) if k in messages else None
             if reply is not None:
                 try:
@@ -128,6 +133,8 @@ class Flower:
 
     def _layout(self, step: str, ask: Ask) -> Layout:
         """What a reply must look like; found out once for every step and shape of message."""
+        if step == KEEP_MODEL:  # no step of a method: a client makes its model, keeps it, and answers nothing
+            return {}
         sent = ask.shared | ask.recalled | tree.row(ask.each, 0)
         key = (
             step,
