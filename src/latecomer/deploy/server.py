@@ -113,6 +113,7 @@ class Deployment:
         return Flower(
             self.method,
             self.link,
+            timeout=self.experiment.settings.timeout,
             largest={split: max(1, federation.largest(split)) for split in SPLITS},
             training=nodes.training,
             unscored={number for number, client in enumerate(nodes.clients) if not client.val + client.test},
