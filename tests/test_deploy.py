@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,16 +156,20 @@ def test_a_server_that_is_killed_goes_on(here: Federated, command: Command) -> N
 
 
 def server_process(site: Site) -> int:
-    """Of the ServerApp that the SuperLink has started."""
+    """The ServerApp that the SuperLink has started, by way of its SuperExec."""
+    found, above = [], {}
     for place in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (place / "cmdline").read_bytes().split(b"\0")
-            session = int((place / "stat").read_text().rpartition(")")[2].split()[3])
-        except (OSError, ValueError, IndexError):
-            continue
-        if session == site.processes[0].pid and any(word.endswith(b"flwr-serverapp") for word in words):
-            return int(place.name)
-    raise AssertionError("no ServerApp is running")
+        with suppress(OSError, ValueError, IndexError):
+            above[int(place.name)] = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            if any(word.endswith(b"flwr-serverapp") for word in (place / "cmdline").read_bytes().split(b"\0")):
+                found.append(int(place.name))
+    for process in found:
+        parent = process
+        while parent in above and parent != site.processes[0].pid:
+            parent = above[parent]
+        if parent == site.processes[0].pid:
+            return process
+    raise LookupError("no ServerApp is running")
 
 
 def test_a_node_that_comes_after_training_gets_its_model_over_flower(here: Federated, command: Command) -> None:
@@ -254,7 +259,7 @@ def test_nothing_is_left_behind(here: Federated) -> None:
     for _ in range(100):
         try:
             server_process(here.site)
-        except AssertionError:
+        except LookupError:
             return
         time.sleep(0.2)
     raise AssertionError("a ServerApp is still running")

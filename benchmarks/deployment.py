@@ -18,12 +18,9 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from cryptography.x509.oid import NameOID
-from flwr.proto.control_pb2 import RegisterNodeRequest
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from console import environment
+import latecomer
 from latecomer.engines.flower.control import Control
 
 QUIET = {
@@ -95,7 +92,12 @@ class Site:
 
     @property
     def environment(self) -> dict[str, str]:
-        return environment() | QUIET | {"FLWR_HOME": str(self.folder / "flwr"), "PATH": f"{BIN}:{os.environ['PATH']}"}
+        own = {
+            "FLWR_HOME": str(self.folder / "flwr"),
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "PYTHONPATH": str(Path(latecomer.__file__).parent.parent),
+        }
+        return {**os.environ, **QUIET, **own}
 
     def start(self, name: str, *words: object) -> subprocess.Popen[bytes]:
         """A process in a group of its own, so that what it starts ends with it; its words go to NAME.log."""
@@ -128,12 +130,11 @@ class Site:
         raise AssertionError(self.log("superlink"))
 
     def register(self, *names: str) -> None:
-        """Node keys, made and made known, as `flwr supernode register` does it."""
+        """Node keys, made and made known."""
         with Control(self.address, self.folder / "ca.crt") as control:
             for name in names:
                 node_key(self.folder / name)
-                public = load_ssh_public_key((self.folder / f"{name}.pub").read_bytes())
-                control.client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(public)))
+                control.register(self.folder / f"{name}.pub")
 
     def node(self, name: str, *words: object) -> subprocess.Popen[bytes]:
         """A resident node of latecomer's, with a key, data and a folder of its name."""
