@@ -51,6 +51,11 @@ class Ask:
         """Answers of these rows of the cohort; parts come in order."""
         self.collector.take(each, weight, heard & ~self.silent[rows])
 
+    def part(self, rows: slice) -> Ask:
+        """The same, of some of the clients, to be done elsewhere: what all are sent goes there by itself."""
+        own = {"ids": self.ids[rows], "silent": self.silent[rows], "each": tree.row(self.each, rows)}
+        return replace(self, **own, shared={}, recalled={}, scratch=None, collector=self.collector.alike())
+
 
 class Engine(Protocol):
     """Runs a client step for the clients of one or several asks (several: seeds in lockstep)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -58,8 +57,7 @@ class Packed(Vector):
 
     def _work(self, step: str) -> Callable[..., Tree]:
         def work(home: Home, **message: Any) -> Tree:
-            method = copy.copy(self.method)
-            method.set(**dict(zip(self.names, message.pop(NUMBERS), strict=True)))
+            method = self.method.with_numbers(**dict(zip(self.names, message.pop(NUMBERS), strict=True)))
             reply: Tree = getattr(method, step)(home, **message)
             return reply
 
