@@ -14,7 +14,6 @@ from ...errors import ClusterError, SettingError, need
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_BACKEND_LOG_LEVEL": "error",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray announces a change of its own
     "RAY_gcs_server_port_wait_time_s": "1",  # tries to reach a cluster, of up to 40 seconds each
 }
@@ -47,6 +46,9 @@ def connect(address: str = "", **options: Any) -> None:
             ray.shutdown()
             raise ClusterError(_refusal(address, error)) from error
         _named = address
+        from ray._private import worker
+
+        worker._worker_logs_enabled = False  # else Ray prints to our output whatever it deals with
 
 
 def seats(workers: int, gpus: bool) -> tuple[int, dict[str, int]]:

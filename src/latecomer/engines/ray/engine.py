@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -56,9 +57,9 @@ class Ray(KeepsMemories):
         several = [known[[*dict.fromkeys(federations)].index(federation)] for federation in federations]
         precision = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         with lending():
-            job = ray.put(Job(method, several, kind, self.computes_on, self.chunk, graphs, *precision))
+            self.job = ray.put(Job(method, several, kind, self.computes_on, self.chunk, graphs, *precision))
         actor: Any = ray.remote(**share, max_restarts=-1, max_task_retries=0)(Worker)
-        hired = [actor.remote(job) for _ in range(count)]
+        hired = [actor.remote(sys.path, [self.job]) for _ in range(count)]
         self.close = weakref.finalize(self, dismiss, hired)
         self.close.atexit = False  # Ray ends all that this process started
         try:

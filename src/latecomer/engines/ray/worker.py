@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+import ray
 import torch
 
 from ... import __version__, tree
@@ -37,7 +39,9 @@ class Job:
 class Worker:
     """Any worker can do any unit: what clients keep comes with it and goes back with it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, path: Sequence[str], jobs: Sequence[Any]) -> None:
+        sys.path += [place for place in path if place not in sys.path]  # a job may be of modules found there
+        job: Job = ray.get(jobs[0])
         cargo.carry(cargo.owned)
         torch.set_num_threads(1)
         torch.set_float32_matmul_precision(job.precision)
@@ -60,7 +64,8 @@ class Worker:
         `sent` is what all clients of the exchange get, and hold already.
         """
         shared, recalled, each = (tree.to(part, self.device) for part in (*sent, ask.each))
-        here = replace(ask, silent=ask.silent.to(self.device), shared=shared, recalled=recalled, each=each)
+        silent, faults = ask.silent.to(self.device), None if ask.faults is None else ask.faults.to(self.device)
+        message = {"shared": shared, "recalled": recalled, "each": each, "silent": silent, "faults": faults}
         self.engine.remember(ask.run, tree.to(kept, self.device))
-        self.engine.exchange(step, [here])
+        self.engine.exchange(step, [replace(ask, **message, scratch=None)])  # what is kept is decided by who sent it
         return ask.collector, self.engine.memories(ask.run)
