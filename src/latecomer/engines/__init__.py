@@ -88,6 +88,11 @@ def at_hand(name: str) -> str:
     return name if name in ("auto", "cpu") or torch.cuda.is_available() else "auto"
 
 
+def computes_on(engine: Engine) -> str:
+    """The device that clients' steps run on, which may be another than the server's."""
+    return str(getattr(engine, "computes_on", engine.device))
+
+
 def describe(device: str) -> str:
     """What computes, in words."""
     if pick_device(device).type == "cuda":

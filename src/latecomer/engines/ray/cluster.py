@@ -28,7 +28,7 @@ def connect(address: str = "", **options: Any) -> None:
 
     A process that is connected already, by a program of its own, stays where it is.
     """
-    global _named  # noqa: PLW0603  (as Ray's own connection is the process's)
+    global _named
     with _environment(QUIET | ({} if address or "ray" in sys.modules else _own_token())):
         ray = need("ray", "ray")
         if ray.is_initialized():
@@ -72,7 +72,9 @@ def _reach(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), REACH).close()
     except (OSError, OverflowError) as error:
-        raise ClusterError(f"Nobody answers at --ray-address {address}: {getattr(error, 'strerror', '') or error}.") from error
+        raise ClusterError(
+            f"Nobody answers at --ray-address {address}: {getattr(error, 'strerror', '') or error}."
+        ) from error
 
 
 def _refusal(address: str, error: Exception) -> str:
@@ -84,7 +86,7 @@ def _refusal(address: str, error: Exception) -> str:
     return f"{place}: {lines[:300].rstrip('.')}."
 
 
-def _own_token() -> Mapping[str, str]:
+def _own_token() -> dict[str, str]:
     """Whoever else can reach this machine cannot work on its cluster; without this, Ray leaves a file in the home."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 

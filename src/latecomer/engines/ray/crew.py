@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from ... import __version__
 from ...errors import ClusterError
+from .worker import Worker
 
 PATIENCE = 180.0  # seconds to wait for a worker where there is none, because the cluster is busy, say
 DEATHS = 4  # of every worker, on average, since a call was last done: then the work itself may be what kills
@@ -22,10 +24,10 @@ Call = Callable[[Any], Any]
 class Crew:
     """Workers that start, die and come back. Ray itself repeats nothing: a call that is lost is made anew here."""
 
-    def __init__(self, workers: Sequence[Any]) -> None:
-        self.workers = list(workers)
+    def __init__(self, workers: Sequence[Any], prepare: Call) -> None:
+        self.workers, self.prepare = workers, prepare
         self.idle: list[Any] = []
-        self.coming: dict[Any, Any] = {}  # workers that are not there yet, or finish what nobody waits for
+        self.coming: dict[Any, Any] = {}  # workers that are not there yet, by the promise that they will be
         self.deaths = 0
         for worker in self.workers:
             self._call_back(worker)
@@ -58,8 +60,9 @@ class Crew:
                     self.deaths = 0
                     self.idle.append(worker)
                 yield done.pop(number)
-        finally:  # also where the caller wants no more
-            self.coming |= {promise: worker for promise, (_, worker) in busy.items()}
+        finally:  # whoever is busy where the caller wants no more is free when it is done
+            for _, worker in busy.values():
+                self._call_back(worker)
 
     def _first(self, busy: Any) -> Any:
         """The first promise that is kept or broken."""
@@ -78,8 +81,8 @@ class Crew:
         except (RayActorError, ObjectLostError) as error:
             self._lost(worker, error)
             return
-        except RayTaskError:  # of a call that nobody waits for any more
-            found = None
+        except RayTaskError as error:
+            raise error.cause from error
         if isinstance(found, str) and found != __version__:
             raise ClusterError(f"A Ray worker has latecomer {found}; this is {__version__}, and they must be the same.")
         self.idle.append(worker)
@@ -95,11 +98,38 @@ class Crew:
         self._call_back(worker)
 
     def _call_back(self, worker: Any) -> None:
-        self.coming[worker.version.options(max_task_retries=-1).remote()] = worker
+        self.coming[self.prepare(worker)] = worker
 
 
-def dismiss(workers: Sequence[Any]) -> None:
-    """End workers; whatever they do is lost."""
-    if ray.is_initialized():
-        for worker in workers:
-            ray.kill(worker)
+_hired: dict[tuple[str, str], list[Any]] = {}  # by the process's connection to a cluster, and what each takes of it
+_engines = 0
+
+
+def hire(count: int, share: dict[str, int]) -> list[Any]:
+    """So many workers for another engine, each with a share of the cluster. Those that there are take on its job, too.
+
+    They leave with the last engine.
+    """
+    global _engines
+    found = _hired.setdefault((_connection(), str(share)), [])
+    options: dict[str, Any] = {**share, "max_restarts": -1, "max_task_retries": 0}
+    actor: Any = ray.remote(**options)(Worker)
+    found += [actor.remote(sys.path) for _ in range(len(found), count)]
+    _engines += 1
+    return found[:count]
+
+
+def leave() -> None:
+    """An engine needs its workers no longer."""
+    global _engines
+    _engines -= 1
+    if not _engines:
+        for (connection, _), workers in _hired.items():
+            for worker in workers if connection == _connection() else ():
+                ray.kill(worker)
+        _hired.clear()
+
+
+def _connection() -> str:
+    """A name for this process's connection to a cluster; empty without one."""
+    return str(ray.get_runtime_context().get_job_id()) if ray.is_initialized() else ""

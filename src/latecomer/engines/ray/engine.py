@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,8 +19,8 @@ from ..fitting import MUCH, activation_bytes, padding
 from ..memory import KeepsMemories
 from .cargo import lending
 from .cluster import seats
-from .crew import Crew, dismiss
-from .worker import Job, Worker
+from .crew import Crew, hire, leave
+from .worker import Job
 
 CORE, GPU = 4, 16  # clients of a unit, unless a user says how many: whatever the number of workers
 WIDE = 2**16  # bytes that an example takes in a model, from which on mapping clients on one core gains nothing
@@ -53,17 +52,15 @@ class Ray(KeepsMemories):
         self.chunk = chunk or (GPU if self.computes_on == "cuda" else CORE)
         kind = choose(method, federations, self.computes_on)
         self.one_by_one = kind == "loop"
-        known = [replace(federation, names=None) for federation in dict.fromkeys(federations)]
-        several = [known[[*dict.fromkeys(federations)].index(federation)] for federation in federations]
         precision = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        job = Job(method, _unnamed(federations), kind, self.computes_on, self.chunk, graphs, *precision)
         with lending():
-            self.job = ray.put(Job(method, several, kind, self.computes_on, self.chunk, graphs, *precision))
-        actor: Any = ray.remote(**share, max_restarts=-1, max_task_retries=0)(Worker)
-        hired = [actor.remote(sys.path, [self.job]) for _ in range(count)]
-        self.close = weakref.finalize(self, dismiss, hired)
-        self.close.atexit = False  # Ray ends all that this process started
+            self.job = ray.put(job)
+        hired = hire(count, share)
+        self.close = weakref.finalize(self, leave)
+        self.close.atexit = False  # Ray itself ends what this process has begun
         try:
-            self.crew = Crew(hired)
+            self.crew = Crew(hired, partial(_prepare, self.job))
         except BaseException:
             self.close()
             raise
@@ -80,9 +77,9 @@ class Ray(KeepsMemories):
             kept[k] += [memories] if memories else []
         for ask, parts in zip(asks, kept, strict=True):
             if parts:
-                ids, rows = (torch.cat([part["ids"] for part in parts]), tree.concatenate([part["rows"] for part in parts]))
-                well = torch.ones(len(ids), dtype=torch.bool, device=self.device)
-                self.of(ask.run, ask.scratch).write(ids, tree.to(rows, self.device), well)  # as a worker decided
+                now = tree.concatenate(parts)
+                every = torch.ones(len(now["ids"]), dtype=torch.bool, device=self.device)  # workers decided who keeps
+                self.of(ask.run, ask.scratch).write(now["ids"], tree.to(now["rows"], self.device), every)
 
     def _rows(self, count: int) -> Iterator[slice]:
         for first in range(0, count, self.chunk):
@@ -92,9 +89,19 @@ class Ray(KeepsMemories):
         """Hand a unit to a worker."""
         memories, ids = self.of(ask.run, ask.scratch), ask.ids[rows]
         kept = {"ids": ids, "rows": memories.read(ids)} if memories.blank else {}
-        part = ask.part(rows)
         with lending():
-            return worker.answer.remote(step, part, sent, kept)
+            return worker.answer.remote(self.job.hex(), [self.job], step, ask.part(rows), sent, kept)
+
+
+def _prepare(job: Any, worker: Any) -> Any:
+    """Have a worker prepare for a job, as soon as there is one. It must not know the engine, which ends when unused."""
+    return worker.prepare.options(max_task_retries=-1).remote(job.hex(), [job])
+
+
+def _unnamed(federations: Sequence[Federation]) -> list[Federation]:
+    """Without what clients are called, which may be any object. Runs that have one federation still have one."""
+    several = {federation: replace(federation, names=None, notes=()) for federation in federations}
+    return [several[federation] for federation in federations]
 
 
 def choose(method: Method, federations: Sequence[Federation], device: str) -> Literal["vector", "loop"]:
