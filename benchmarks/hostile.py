@@ -1,0 +1,96 @@
+"""One client in ten sends a hundred times its update: what that does to plain averaging, and to what withstands it.
+
+    python benchmarks/hostile.py [--seeds 5] [--rounds 60] [--method fedavg]
+
+FedAvg on digits with all of ten clients in every round: dealt alike, by a Dirichlet distribution, and two classes to
+each. PeFLL and pFedHN with 40 members, four of them hostile, of which ten are drawn. The hostile ones train as the
+others do, and multiply what they answer. Accuracies are those of all members after the last round: nothing selects.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from common import where
+from latecomer.clients import Ask, Engine
+from latecomer.faults import HUGE
+from latecomer.runs.experiment import Experiment
+from latecomer.train import Training
+
+EVERY = 10  # of so many clients the first is hostile
+STEP = "fit"  # at which it is
+ROBUST: dict[str, dict[str, Any]] = {
+    "mean": {},
+    "median": {"average": "median"},
+    "trimmed": {"average": "trimmed"},
+    "krum": {"average": "krum"},
+    "geometric": {"average": "geometric"},
+}
+CLIPPED: dict[str, dict[str, Any]] = {f"mean, clipped at {most}": {"clip_update": most} for most in (0.3, 1.0, 3.0)}
+TEN = {"data": "digits", "clients": 10, "cohort": 0, "lr": 0.1, "epochs": 2, "batch": 16}
+MANY = {"data": "digits", "clients": 50, "unseen": 0.2, "cohort": 10, "steps": 10, "lr": 0.05}
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "FedAvg, dealt alike": ("fedavg", {**TEN, "partition": "iid"}),
+    "FedAvg, Dirichlet 0.5": ("fedavg", {**TEN, "partition": "dirichlet", "alpha": 0.5}),
+    "FedAvg, two classes": ("fedavg", {**TEN, "partition": "classes"}),
+    "PeFLL, two classes": ("pefll", {**MANY, "server_lr": 0.002}),
+    "pFedHN, two classes": ("pfedhn", {**MANY, "server_lr": 0.002}),
+}
+
+
+class Besieged:
+    """An engine some of whose clients are hostile."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.device = engine, engine.device
+        self.one_by_one, self.memories, self.remember = engine.one_by_one, engine.memories, engine.remember
+
+    def exchange(self, step: str, asks: Sequence[Ask]) -> None:
+        for ask in asks:
+            if step == STEP and ask.scratch is None:
+                ask.faults = (ask.ids % EVERY == 0).long().to(self.device) * HUGE
+        self.engine.exchange(step, asks)
+
+
+def accuracies(name: str, settings: dict[str, Any], hostile: bool) -> list[float]:
+    """Of the members after the last round, in percent: one number a seed."""
+    training = Experiment.parse(name, settings | {"evaluate_every": settings["rounds"]}).training()
+    if hostile:
+        training = Training(training.methods, training.federations, Besieged(training.engine), training.plan)
+    return [members.summary()["accuracy"] for members, _ in training.complete()]
+
+
+def lines(title: str, rounds: int, seeds: int) -> Iterator[tuple[str, list[float], list[float]]]:
+    """What withstands, with accuracies without and with hostile clients."""
+    name, settings = SETTINGS[title]
+    for rule, chosen in {**(ROBUST if name == "fedavg" else {"mean": {}}), **CLIPPED}.items():
+        whole = {**settings, **chosen, "rounds": rounds, "seeds": seeds}
+        yield rule, accuracies(name, whole, hostile=False), accuracies(name, whole, hostile=True)
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--method", default="", help="this one alone")
+    options = parser.parse_args(words)
+    print(where(), vars(options), sep="\n")
+    began = time.perf_counter()
+    for title, (name, _) in SETTINGS.items():
+        if options.method in ("", name):
+            print(f"\n| {title} | all honest | one in ten hostile |\n|---|---|---|")
+            for rule, honest, attacked in lines(title, options.rounds, options.seeds):
+                print(f"| {rule} | {spread(honest)} | {spread(attacked)} |", flush=True)
+    print(f"\n{time.perf_counter() - began:.0f} s")
+
+
+def spread(several: Sequence[float]) -> str:
+    return f"{fmean(several):.1f}" + (f" ± {stdev(several):.1f}" if len(several) > 1 else "")
+
+
+if __name__ == "__main__":
+    main()
