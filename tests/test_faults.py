@@ -163,7 +163,7 @@ def test_faults_that_happen_are_what_injected_ones_are(name: str, fault: str, ca
     expected, ledger = two_rounds(name, simulated, method, only(SLOW))
     assert toys.gap(toys.everything(found, engine), toys.everything(expected, simulated)) < 1e-9
     assert told == ledger
-    assert [line.get("unheard") for line in told if line["round"] == 0][0] == [BAD]
+    assert next(line.get("unheard") for line in told if line["round"] == 0) == [BAD]
     assert not any("unheard" in line for line in told if line["round"] == 1)
     if fault not in ("late", "never"):
         assert f"Client {BAD} counts as silent" in caplog.text
