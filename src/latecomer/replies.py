@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import tree
 from .ops.sums import chosen, weighted_sum
-from .processors import Processors
+from .processors import Noise, Processors
 from .robust import Average, average
 from .steps import Answers
 from .tree import Tree
@@ -77,7 +77,10 @@ class Collector:
     """
 
     def __init__(self, fold: By | None, counted: bool = True, rules: Rules | None = None) -> None:
-        self.by, self.counted, self.rules = fold or "clients", counted, rules or Rules()
+        self.counted, self.rules = counted, rules or Rules()
+        if self.rules.processors.central and fold == "examples":
+            fold = "labelled"  # how much noise a sum needs is known only where each client weighs one
+        self.by: By = fold or "clients"
         self.fold = fold if self.rules.average == "mean" else None  # a robust average has to see all rows
         self.parts: list[_Table] = []  # folded: one, of sums
         self.weights: list[Tensor] = []
@@ -108,11 +111,16 @@ class Collector:
             self.rules,
         )
 
-    def mean(self) -> Tree:
+    def mean(self, noise: Noise | None = None) -> Tree:
+        """The mean; with `noise` where the rules say that the server adds some to every sum."""
         if self.fold is None:
             return self.replies().mean(self.by)
-        total = _count(torch.cat(self.heards), torch.cat(self.weights), self.fold).sum().clamp(min=1)
-        return self.parts[0].map(lambda sums: sums / total.to(sums.dtype)).tree()
+        count = _count(torch.cat(self.heards), torch.cat(self.weights), self.fold).sum()
+        sums = self.parts[0]
+        if (central := self.rules.processors.central) is not None and noise is not None:
+            noisy = _Table.of(tree.map(lambda leaf: leaf[None], central.add(sums.tree(), noise)))
+            sums = noisy.map(lambda rows: rows[0] * (count > 0))  # of nobody's replies there is no sum
+        return sums.map(lambda part: part / count.clamp(min=1).to(part.dtype)).tree()
 
 
 def _count(heard: Tensor, weight: Tensor, by: By) -> Tensor:

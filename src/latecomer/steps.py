@@ -64,7 +64,8 @@ def perform(method: Any, step: str, home: Any, sent: Mapping[str, Any], phase: P
     if phase != "round" or not method.processors:
         return reply
     wire: Tree
-    wire, left = method.processors.outgoing(reply, answers_of(type(method), step), home, home.left.get(step, {}))
+    kind = answers_of(type(method), step)
+    wire, left = method.processors.outgoing(reply, kind, home, home.left.get(step, {}), step)
     if left:
         home.left = home.left | {step: left}
     return wire

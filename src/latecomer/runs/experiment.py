@@ -126,7 +126,7 @@ class Experiment:
         s, kind = self.settings, methods.get(self.settings.method)
         training: dict[str, Any] = {}
         if s.rounds:  # else there is only a model from elsewhere to score
-            training = {"rounds": s.rounds, "lr_schedule": s.lr_schedule}
+            training = {"rounds": s.rounds, "lr_schedule": s.lr_schedule, "processors": s.stack()}
         task = task_for(form, builder(s.model, form.shape, form.text), s.budgets)
         return kind(task=task, clients=s.sized_for or clients, members=members, **training, **self.own)
 
