@@ -13,6 +13,8 @@ import torch
 from flwr.app import Error, Message, RecordDict
 from torch import Tensor
 
+import faults as kills
+import hostile
 import toys
 from console import Command
 from latecomer import tree
@@ -215,3 +217,24 @@ def test_more_replies_than_clients_are_refused(command: Command) -> None:
     done = command("run", "fedavg", "--clients=10", "--cohort=4", "--min-replies=5")
     assert done.code == 2
     assert "--min-replies" in done.err
+
+
+# hostile clients, and servers that die
+
+
+def test_a_hostile_client_ruins_the_mean_and_nothing_that_withstands() -> None:
+    """One of ten sends a hundred times its update."""
+    settings = hostile.SETTINGS["FedAvg, dealt alike"][1] | {"rounds": 8, "epochs": 1, "graphs": False}
+    honest = hostile.accuracies("fedavg", settings, hostile=False)[0]
+    found = {
+        name: hostile.accuracies("fedavg", settings | chosen, hostile=True)[0] for name, chosen in hostile.MEANS.items()
+    }
+    assert honest > 75
+    assert found.pop("mean") < 30
+    assert all(accuracy > honest - 10 for accuracy in found.values()), found
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_again_and_again_ends_where_it_would_have(tmp_path: Path) -> None:
+    settings = {**kills.PEFLL, "faults": kills.FAULTS, "hidden": 20, "steps": 2, "threads": 1}
+    assert kills.compare_killed(tmp_path, rounds=60, kills=6, settings=settings)
