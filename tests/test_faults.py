@@ -20,6 +20,7 @@ from console import Command
 from latecomer import tree
 from latecomer.clients import Clients, Exchange
 from latecomer.engines.flower.grid import LocalGrid
+from latecomer.engines.flower.wire import pack, unpack
 from latecomer.faults import DROP, FLIP, HUGE, KINDS, NAN, SLOW, injected
 from latecomer.method import Method
 from latecomer.train import Plan, Training
@@ -138,9 +139,7 @@ class Faulty(LocalGrid):
 
 def changed(content: RecordDict, change: Callable[[Tensor], Tensor]) -> RecordDict:
     """Another answer in the place of one."""
-    from latecomer.engines.flower.wire import pack, unpack
-
-    return RecordDict({**content, "reply": pack(tree.map(change, unpack(content["reply"])))})
+    return RecordDict({**content, "body": pack(tree.map(change, unpack(content["body"])))})
 
 
 def two_rounds(name: str, engine: Any, method: Method, faults: Any = None, ids: Tensor = IDS) -> tuple[Tree, Any]:
