@@ -33,6 +33,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 PLACES: dict[str, str] = {
     "triton": "ops",
     "flwr": "engines.flower",
+    "ray": "engines.ray",
     "flwr_datasets": "data",
     "datasets": "data",
     "dp_accounting": "privacy",

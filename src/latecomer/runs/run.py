@@ -15,7 +15,7 @@ import torch
 
 from .. import tree
 from ..data import Federation
-from ..engines import at_hand
+from ..engines import at_hand, computes_on
 from ..errors import RunError, SettingError
 from ..evaluate import Scores
 from ..train import Best, Training
@@ -53,7 +53,7 @@ class Run:
         # Engines, devices and thread counts round differently: whoever resumes or repeats this must take the same ones.
         chosen: dict[str, Any] = {
             "engine": type(training.engine).__name__.lower(),
-            "device": str(training.engine.device) if s.device == "auto" else s.device,
+            "device": s.device if s.device != "auto" else computes_on(training.engine),
             "threads": torch.get_num_threads(),
         }
         experiment = dataclasses.replace(experiment, settings=dataclasses.replace(s, **chosen))
@@ -62,29 +62,34 @@ class Run:
 
     @staticmethod
     def resume(
-        path: Path, prepare: Callable[[Settings], None] = lambda _: None, make: Make = Experiment.training
+        path: Path,
+        prepare: Callable[[Settings], None] = lambda _: None,
+        make: Make = Experiment.training,
+        **place: Any,
     ) -> Run:
         """Go on where a stopped run's last checkpoint is. The folder is held from here to the end of `go`.
 
         `prepare` is called with the run's settings before anything is computed; `host.prepare` gives the process the
-        threads that the run began with, without which its last bits may differ (and a note says so).
+        threads that the run began with, without which its last bits may differ (and a note says so). `place` are
+        settings of a `Place` that a run by --engine ray goes on with, in the place of its own.
         """
         folder = Folder.open(path)
         folder.hold()
         try:
-            return Run._resumed(folder, prepare, make)
+            return Run._resumed(folder, prepare, make, place)
         except BaseException:
             folder.release()
             raise
 
     @staticmethod
-    def _resumed(folder: Folder, prepare: Callable[[Settings], None], make: Make) -> Run:
+    def _resumed(folder: Folder, prepare: Callable[[Settings], None], make: Make, place: Mapping[str, Any]) -> Run:
         path = folder.path
         if folder.finished:
             raise RunError(f"The run in {path} is finished; its result is in {path / 'result.json'}.")
         experiment = Experiment.read(folder.settings, path / "settings.toml")
         settings, found = experiment.settings, folder.load()
-        here = dataclasses.replace(experiment, settings=dataclasses.replace(settings, device=at_hand(settings.device)))
+        there = dataclasses.replace(settings, device=at_hand(settings.device), **place)
+        here = dataclasses.replace(experiment, settings=there)
         prepare(settings)
         training = make(here)
         if _about(folder).get("splits") != [federation.digest() for federation in training.federations]:
