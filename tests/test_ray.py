@@ -203,7 +203,7 @@ def kill_one(killed: list[int]) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_costs_no_bit(cluster: None) -> None:
-    method = toys.method("ditto", steps=300, epochs=100)
+    method = toys.method("ditto", epochs=60)
 
     def after(disturb: Callable[[], None]) -> Tree:
         engine = make("ray", method, [toys.federation()], "cpu", workers=2, chunk=1, graphs=False)
@@ -255,7 +255,7 @@ def test_what_is_lent_is_not_copied(cluster: None) -> None:
 
     from latecomer.engines.ray.cargo import lending
 
-    @ray.remote
+    @ray.remote(num_cpus=0)
     def lies_in(sent: Tree) -> str:
         address = sent["x"].data_ptr()
         for line in Path("/proc/self/maps").read_text().splitlines():
