@@ -27,7 +27,8 @@ from ..runs.settings import Place
 from ..settings import dump, parse, setting, settings_of
 from ..sweep.lockstep import Lockstep
 from ..tally import Tally
-from .trained import Trained, unlabelled
+from .own import unlabelled
+from .trained import Trained
 
 OF_THE_RUN = {"unseen", "validators", "labelled", "unseen_alpha"}  # settings of a split that are about members
 
