@@ -361,14 +361,14 @@ def test_no_process_is_left_behind(how: str, tmp_path: Path) -> None:
     words += ["--engine", "ray", "--workers", workers, "--rounds", 100000, "--out", tmp_path, "--name", "run"]
     seen: set[int] = set()
     with start(tmp_path, "run", "fedavg", *words) as running:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 200  # on a busy machine a cluster takes its time
         while running.poll() is None and time.monotonic() < end:
             seen |= descendants(running.pid)
             if how == "interrupted" and (tmp_path / "run" / "metrics.jsonl").exists():
                 running.send_signal(signal.SIGINT)
                 break
             time.sleep(0.1)
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=90)
     outcome = Outcome(running.returncode, out, err)
     if how == "interrupted":
         assert outcome.code == 130, err
@@ -378,7 +378,7 @@ def test_no_process_is_left_behind(how: str, tmp_path: Path) -> None:
         assert "--workers 1000 asks for more than the Ray cluster has" in err
         assert err.count("\n") == 1
     assert len(seen) >= 3, "a cluster was started"
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while alive(seen) and time.monotonic() < end:
         time.sleep(0.1)
     assert not alive(seen)
