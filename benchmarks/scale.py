@@ -25,7 +25,10 @@ from latecomer.nets.models import builder
 from latecomer.train import Plan, Training
 
 OWNED = {"train": 8, "val": 1, "test": 1}
-WIDTHS = {"descriptor": 32, "embedding": 32}  # where nobody says, some methods make them a quarter of the clients' number
+WIDTHS = {
+    "descriptor": 32,
+    "embedding": 32,
+}  # where nobody says, some methods make them a quarter of the clients' number
 
 
 def federation(clients: int) -> Federation:

@@ -34,7 +34,6 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
-BEAT = 10.0  # seconds between two signs of life of a node
 BEAT_LOST = 5.0  # seconds after which Flower's client gives up a sign of life
 LANES = 2  # requests that a process has on the way at once, when it pulls or pushes objects
 TOO_EARLY = 1.0  # seconds before a server asks again for an object that is not there yet; a node waits for 0.02
@@ -67,6 +66,7 @@ class Load:
     shortest: float = 0.1  # seconds between two looks of a node; the pause grows as long as nothing comes
     longest: float = 3.0
     slower: float = 1.3
+    beat: float = 10.0  # seconds between two signs of life of a node
     thinking: float = 0.0  # seconds that a client computes
     workers: int = 1  # requests that a SuperLink can work on at once; Flower's is one process
     one_machine: bool = False  # all nodes are threads of one process, as in `measure`
@@ -162,7 +162,7 @@ class Simulation:
         """One exchange after another, the first of which does not count: everybody was idle before it."""
         for node in range(self.load.nodes):
             self.clock.start(self._node(node), self.random.uniform(0, self.load.longest))
-            self.clock.start(self._beat(node), self.random.uniform(0, BEAT))
+            self.clock.start(self._beat(node), self.random.uniform(0, self.load.beat))
         outcome = Outcome()
         self.clock.run(self._exchange())
         self.requests.clear()
@@ -198,7 +198,7 @@ class Simulation:
     def _beat(self, node: int) -> Process:
         while True:
             yield from self._request(self.machines[node], self.cost.node, kind="poll")
-            yield BEAT
+            yield self.load.beat
 
     def _node(self, node: int) -> Process:
         load, machine, own = self.load, self.machines[node], self.cost.node
@@ -270,16 +270,23 @@ def simulate(load: Load, cost: Cost, exchanges: int = 5) -> Outcome:
     return Simulation(load, cost).run(exchanges)
 
 
-def most_nodes(load: Load, cost: Cost, seconds: float, limit: int = 65_536) -> int:
+def idle(load: Load, cost: Cost) -> float:
+    """The share of its time that a SuperLink needs for nodes which have nothing to do; from 1 on it has no other."""
+    each = cost.poll / load.longest + cost.poll / load.beat
+    return load.nodes * each / load.workers
+
+
+def most_nodes(load: Load, cost: Cost, seconds: float) -> int:
     """The largest number of nodes with which an exchange takes at most so long; the cohort stays as it is."""
 
     def quick(nodes: int) -> bool:
-        return simulate(replace(load, nodes=nodes), cost, 3).median <= seconds
+        many = replace(load, nodes=nodes)
+        return idle(many, cost) < 1 and simulate(many, cost, 3).median <= seconds
 
-    low, high = max(1, load.cohort), max(2, 2 * load.cohort)
+    low, high = load.cohort, 2 * load.cohort
     if not quick(low):
         return 0
-    while high < limit and quick(high):
+    while quick(high):
         low, high = high, 2 * high
     while high - low > max(1, low // 50):
         middle = (low + high) // 2
@@ -610,25 +617,30 @@ def predict(options: argparse.Namespace) -> None:
     names = {"request": 1e-3, "poll": 1e-3, "byte": 1e-9, "scan": 1e-6, "node": 1e-3, "server": 1e-3}
     cost = Cost(**{name: getattr(options, name) * unit for name, unit in names.items()})
     print(cost)
-    size = options.size
-    print(f"all nodes in every exchange, {size:,} bytes each way: seconds, busy, longest queue")
-    for nodes in (10, 30, 100, 300, 1000):
-        show(Load(nodes=nodes, down=size, up=size), cost)
-    for longest in (3.0, 30.0, 300.0):
-        print(f"50 nodes of many, which look at least every {longest:g} s")
-        for nodes in (100, 300, 1000, 3000, 10_000):
-            show(Load(nodes=nodes, cohort=50, down=size, up=size, longest=longest), cost)
+    wire = {"down": options.size, "up": options.size}
+    print(f"all nodes in every exchange, {options.size:,} bytes each way: seconds, busy, longest queue")
+    for nodes in (4, 10, 30, 100, 300):
+        show(Load(nodes=nodes, **wire), cost)
+    for longest, beat in RHYTHMS:
+        print(f"50 nodes of many, which look every {longest:g} s and give a sign of life every {beat:g} s")
+        for nodes in (100, 300, 1000, 3000, 10_000, 30_000):
+            show(Load(nodes=nodes, cohort=50, longest=longest, beat=beat, **wire), cost)
     print("most nodes with which an exchange takes at most 10, 30, 60, 300 s")
-    for text, load in (
-        ("cohort of 10", Load(nodes=0, cohort=10, down=size, up=size)),
-        ("cohort of 50", Load(nodes=0, cohort=50, down=size, up=size)),
-        ("cohort of 50, looks every 30 s", Load(nodes=0, cohort=50, down=size, up=size, longest=30.0)),
-    ):
-        most = [most_nodes(load, cost, seconds) for seconds in (10, 30, 60, 300)]
-        print(f"  {text}: {', '.join(f'{count:,}' for count in most)}", flush=True)
+    for longest, beat in RHYTHMS[:2]:
+        for cohort in (10, 50):
+            load = Load(nodes=0, cohort=cohort, longest=longest, beat=beat, **wire)
+            most = ", ".join(f"{most_nodes(load, cost, seconds):,}" for seconds in (10, 30, 60, 300))
+            print(f"  {cohort} nodes asked, which look every {longest:g} s: {most}", flush=True)
+
+
+RHYTHMS = (3.0, 10.0), (30.0, 30.0), (300.0, 600.0)
+"""Seconds between looks, and between signs of life: as a node has them, and what could be."""
 
 
 def show(load: Load, cost: Cost) -> None:
+    if (share := idle(load, cost)) >= 1:
+        print(f"{load.nodes:8,} needs {share:.1f} SuperLinks for looks and signs of life alone")
+        return
     told = simulate(load, cost, 3)
     lost = "  signs of life are lost" if told.waited > BEAT_LOST else ""
     print(f"{load.nodes:8,} {told.median:9.2f} s {told.busy:6.2f} {told.waited:8.2f} s{lost}", flush=True)
