@@ -22,7 +22,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "engines": ("engines",),
     "core": (
         *("tree", "task", "method", "clients", "replies", "learn", "optim", "rounds", "evaluate", "faults", "privacy"),
-        *("schedule", "steps", "settings", "plan", "checks", "cohorts", "tally", "methods", "nets", "data"),
+        *("schedule", "steps", "settings", "plan", "checks", "cohorts", "tally", "robust", "processors"),
+        *("methods", "nets", "data"),
     ),
     "operations": ("ops",),
     "ground": ("errors", "private", "tensorfile", "__version__"),  # imports nothing of ours
@@ -32,6 +33,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 PLACES: dict[str, str] = {
     "triton": "ops",
     "flwr": "engines.flower",
+    "ray": "engines.ray",
     "flwr_datasets": "data",
     "datasets": "data",
     "dp_accounting": "privacy",

@@ -12,6 +12,7 @@ LatecomerError                 one sentence for a person; the command line print
 ├── BundleError                a bundle that cannot be made, or is damaged
 ├── ServerError                a server of models that cannot be reached, refuses, or sends what it did not promise
 ├── LinkError                  a SuperLink that cannot be reached, or refuses
+├── ClusterError               a Ray cluster that cannot be reached, does not fit, or loses its workers
 ├── MemoryShortage             the device is out of memory; says which --chunk would fit, or what to make smaller
 └── MissingExtra               an optional dependency that is not installed; says which extra brings it
 """
@@ -58,6 +59,10 @@ class BudgetSpent(LatecomerError):
     pass
 
 
+class TooFewReplies(LatecomerError):
+    """So few clients answered that the round was given up."""
+
+
 class StepError(LatecomerError):
     pass
 
@@ -75,6 +80,10 @@ class ServerError(LatecomerError):
 
 
 class LinkError(LatecomerError):
+    pass
+
+
+class ClusterError(LatecomerError):
     pass
 
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Generator, Tensor
@@ -27,9 +28,10 @@ from .errors import SettingError
 from .nets.net import Net
 from .nets.subspace import Kind, Subspace
 from .privacy import Release
+from .processors import Processors
 from .schedule import Course, Schedule
 from .settings import check_ranges, flag, setting
-from .steps import asked_in
+from .steps import Phase, answers_of, asked_in, phases_of, steps
 from .task import Batch, Batches, Home, Task
 from .tree import Tree
 
@@ -79,6 +81,7 @@ class Method(ABC):
     members: int  # those that train; their ids are 0 .. members-1
     lr_schedule: Course = "constant"  # of all learning rates in training, on clients and on the server
     rounds: int = 0  # of training, which a schedule has to know
+    processors: Processors = Processors()  # what answers go through on their way to the server
 
     paper: ClassVar[Mapping[str, Any]] = {}
     """The run settings its paper uses, where they differ from latecomer's own defaults."""
@@ -94,6 +97,11 @@ class Method(ABC):
         if self.lr_schedule != "constant" and not self.rounds:
             raise SettingError(f"A {self.lr_schedule} schedule has to know the rounds of training: give rounds=.")
         self.build()
+        if self.processors:
+            kind = type(self)
+            rounds = [step for step in steps(kind) if "round" in phases_of(kind, step)]
+            own = [step for step in steps(kind) if self.release(step) is not None]
+            self.processors.check(kind.__name__, {step: answers_of(kind, step) for step in rounds}, own)
 
     def build(self) -> None:
         """Make networks from the settings, as fields declared by `made()`, and refuse settings that do not agree."""
@@ -102,6 +110,17 @@ class Method(ABC):
         """Fill in fields declared by `made()`; for `build` alone, as a method is frozen after it."""
         for name, part in parts.items():
             object.__setattr__(self, name, part)  # the one place where a frozen method is still being made
+
+    def with_numbers(self, **numbers: Tensor) -> Self:
+        """The same method with tensors in the place of some settings; nothing is checked or built anew."""
+        copied = object.__new__(type(self))
+        copied.set(**vars(self) | numbers)
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A method travels as its class and what it was given; networks are built again where it arrives."""
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        return partial(type(self), **given), ()
 
     @property
     def schedule(self) -> Schedule:
@@ -159,8 +178,13 @@ class Method(ABC):
         return 0
 
     def release(self, step: str) -> Release | None:
-        """What an answer to a step gives away of a client's examples, where noise limits that; it is counted."""
+        """What an answer to a step gives away of a client's examples, where the method's own noise limits that."""
         return None
+
+    def gives_away(self, step: str, phase: Phase) -> Release | None:
+        """What an answer gives away, by noise of the method's own or that of processors, in rounds; it is counted."""
+        own = self.release(step)
+        return self.processors.promise if own is None and phase == "round" else own
 
     def review(self, federations: Sequence[Federation], engine: Engine, rounds: int = 0) -> list[str]:
         """Before training: what a user should know about so many rounds on these data; raises where it cannot work."""

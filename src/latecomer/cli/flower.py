@@ -1,4 +1,4 @@
-"""latecomer flower: write an app that trains over a SuperLink, and run it."""
+"""latecomer flower: write an app that trains over a SuperLink, let nodes in, and run it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 from .. import methods
 from ..errors import RunError, SettingError, UnknownName
 from ..runs.settings import Settings
-from ..settings import convert
+from ..settings import convert, parse
 from . import flags, screen
 from .drive import scores
+from .show import lines
 
 if TYPE_CHECKING:
+    from ..deploy.project import Connection
     from ..engines.flower.control import Control
 
 USAGE = """Usage: latecomer flower new DIR --method METHOD --clients N [--data DATA] [--classes N] [--setting value ...]
+       latecomer flower register KEY.pub [--superlink HOST:PORT] --root-certificates FILE | --insecure
        latecomer flower run DIR [--superlink HOST:PORT] --root-certificates FILE | --insecure
 
 `new` writes an app of four files. Settings are those of `latecomer run METHOD`, less what says how data are dealt:
@@ -23,31 +26,29 @@ nodes bring their own. --clients is how many of them train. --data shows what an
 has a name or by the file of one client, npz:ONE.npz; --classes says how many classes there are where that file does
 not have them all.
 
+`register` lets the node in that has the private half of a public key.
+
 `run` hands the app to a SuperLink, shows how it goes, and waits. A run that was stopped goes on where its last
 checkpoint is; one that is finished meets the nodes that have no model yet. Ctrl-C stops the run.
-
-  --superlink HOST:PORT       where the SuperLink listens; 127.0.0.1:8000
-  --root-certificates FILE    the certificates to trust, in PEM
-  --insecure                  without TLS
-  --name NAME                 name of the run folder; run
-  --out FOLDER                folder that holds it, on the machine of the SuperLink; DIR/runs
-  --wait SECONDS              for the nodes that train; 300
 """
 
 
 def main(words: list[str]) -> int:
-    actions = {"new": new, "run": run}
+    actions = {"new": new, "register": register, "run": run}
     if not words:
-        raise SettingError(f"Say what to do: latecomer flower {' or '.join(actions)}; --help says more.")
+        raise SettingError(f"Say what to do with Flower: {', '.join(actions)}; --help says more.")
     action, *rest = words
     if action not in actions:
         raise UnknownName("command of flower:", action, actions)
-    folder, rest = flags.subject(rest, f"latecomer flower {action} DIR")
-    return actions[action](Path(folder), rest)
+    subject, rest = flags.subject(rest, f"latecomer flower {action} {'KEY.pub' if action == 'register' else 'DIR'}")
+    return actions[action](Path(subject), rest)
 
 
 def explain(words: list[str]) -> None:
-    print(USAGE, end="")
+    print(USAGE)
+    from ..deploy.project import Submission
+
+    screen.section("Settings of run; register has the first three", lines(Submission, {}))
 
 
 def new(folder: Path, words: list[str]) -> int:
@@ -68,26 +69,35 @@ def new(folder: Path, words: list[str]) -> int:
     return 0
 
 
+def register(key: Path, words: list[str]) -> int:
+    from ..deploy.project import Connection
+
+    with connected(parse(Connection, flags.given(words, Connection))) as control:
+        print(control.register(key))
+    return 0
+
+
 def run(folder: Path, words: list[str]) -> int:
     from ..deploy import project
-    from ..settings import parse
 
     how = parse(project.Submission, flags.given(words, project.Submission))
     method = project.read(folder).settings.method
     place = project.run_folder(folder, how)
-    with screen.working("Asking the SuperLink"):
-        from ..engines.flower import quietly
-
-        with quietly():
-            from ..engines.flower.control import Control
-    certificates = Path(how.root_certificates) if how.root_certificates else None
-    with Control(how.superlink, certificates) as control:
+    with connected(how) as control:
         number = control.start(folder, {"folder": str(place), "wait": how.wait})
         try:
             return follow(control, number, method)
         except KeyboardInterrupt:
             control.stop(number)
             raise KeyboardInterrupt("Stopped; the same command goes on from the last checkpoint.") from None
+
+
+def connected(to: Connection) -> Control:
+    """The SuperLink that is meant; whether it is there, the first question tells."""
+    with screen.working("Asking the SuperLink"):
+        from ..engines.flower import control
+
+        return control(to.superlink, Path(to.root_certificates) if to.root_certificates else None)
 
 
 def follow(control: Control, number: int, method: str) -> int:

@@ -56,20 +56,29 @@ wait = 300.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Submission:
-    """How an app is run."""
+class Connection:
+    """Where the SuperLink is, and whom to trust that it is the one."""
 
-    superlink: str = setting("127.0.0.1:8000", "address of the SuperLink")
-    root_certificates: str = setting("", "file with the certificates to trust, in PEM")
-    insecure: bool = setting(False, "talk to the SuperLink without TLS")
-    name: str = setting("run", "name of the run folder, which is in runs/ of the app unless --out says otherwise")
-    out: str = setting("", "folder that holds the run folders, on the machine of the SuperLink")
-    wait: float = setting(300.0, "seconds to wait for the nodes that train", above=0, high=10**7)
+    superlink: str = setting("127.0.0.1:8000", "HOST:PORT of the SuperLink")
+    root_certificates: str = setting("", "file of the authority whose certificate the SuperLink has, in PEM")
+    insecure: bool = setting(False, "without TLS, for tests on one machine: whoever listens can read everything")
 
     def __post_init__(self) -> None:
         check_ranges(self)
         if bool(self.root_certificates) == self.insecure:
             raise SettingError("Give --root-certificates FILE, or --insecure to do without TLS.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Submission(Connection):
+    """How an app is run."""
+
+    name: str = setting("run", "name of the run folder, which is in runs/ of the app unless --out says otherwise")
+    out: str = setting("", "folder that holds the run folders, on the machine of the SuperLink")
+    wait: float = setting(300.0, "seconds to wait for the nodes that train", above=0, high=10**7)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.name in ("", ".", "..") or not self.name.isprintable() or {*self.name} & {"/", "\\"}:
             raise SettingError(f"--name must be a plain name, without slashes and not '.' or '..'; got {self.name!r}.")
 

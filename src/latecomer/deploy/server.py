@@ -38,7 +38,7 @@ from .news import Notes, tell
 from .nodes import FILE, Nodes
 
 LOOK = 1.0  # seconds between two looks for nodes
-ANSWER = 60.0  # seconds that a node has to say hello
+ANSWER = 120.0  # seconds that a node has to answer a hello; a stock SuperNode has to start first
 OPERATORS = {"data", "start", "continue_from", "engine", "device", "threads", "name", "out"}
 """Settings of a run that are about the server's machine: nodes are not told, and a run may go on with others."""
 
@@ -113,6 +113,7 @@ class Deployment:
         return Flower(
             self.method,
             self.link,
+            timeout=self.experiment.settings.timeout,
             largest={split: max(1, federation.largest(split)) for split in SPLITS},
             training=nodes.training,
             unscored={number for number, client in enumerate(nodes.clients) if not client.val + client.test},

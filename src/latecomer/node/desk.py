@@ -33,7 +33,7 @@ class Desk:
 
     def __init__(self, path: Path) -> None:
         self.path, self.trainings = path, path / "trainings"
-        with self._at("folder"):
+        with self._at("."):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)  # for its owner alone
             self.trainings.mkdir(exist_ok=True)
             (path / "lock").touch()
@@ -41,7 +41,9 @@ class Desk:
                 self.lock = locked(path / "lock")
             except BlockingIOError as error:
                 raise RunError(f"Another node is at work in {path}; stop it first, or give another --state.") from error
-            found = [ledger(self._kept(place)[0]) for place in sorted(self.trainings.iterdir()) if place.name[0] != "."]
+        found = [
+            ledger(self._kept(place.name)[0]) for place in self.trainings.iterdir() if not place.name.startswith(".")
+        ]
         self.released = max(found, key=lambda one: len(one.entries), default=Ledger())
 
     def close(self) -> None:
@@ -83,11 +85,9 @@ class Desk:
 
     def training(self, name: str) -> tuple[State, Parcel | None]:
         """The state of a training, which may be a new one, and the latest reply in it."""
-        place = self.trainings / name
-        if not place.exists() and len(os.listdir(self.trainings)) >= MOST:
+        state, reply = self._kept(name)
+        if reply is None and len(os.listdir(self.trainings)) >= MOST:
             raise ProtocolError(f"This node has been in {MOST} trainings; its owner can start it with another --state.")
-        with self._at(f"trainings/{name}"):
-            state, reply = self._kept(place) if place.exists() else (State(), None)
         write(state, self.released)
         return state, reply
 
@@ -96,10 +96,12 @@ class Desk:
         self._write(self.trainings / name, packed({}, {"state": pack_state(state), "reply": reply.pack()}))
         self.released = ledger(state)
 
-    @staticmethod
-    def _kept(place: Path) -> tuple[State, Parcel]:
-        _, parts = unpacked(place.read_bytes())
-        return unpack_state(parts["state"]), Parcel.unpack(parts["reply"])
+    def _kept(self, name: str) -> tuple[State, Parcel | None]:
+        with self._at(f"trainings/{name}") as place:
+            if not place.exists():
+                return State(), None
+            _, parts = unpacked(place.read_bytes())
+            return unpack_state(parts["state"]), Parcel.unpack(parts["reply"])
 
     @contextmanager
     def _at(self, name: str) -> Iterator[Path]:

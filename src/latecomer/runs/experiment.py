@@ -27,7 +27,7 @@ from ..task import Task
 from ..train import Training
 from . import host
 from .earlier import Earlier
-from .settings import Settings
+from .settings import Place, Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,8 @@ class Experiment:
         with waking(s.device):
             federations = self.federations()
         method = self.method(federations)
-        engine = make(s.engine, method, federations, s.device, chunk=s.chunk, graphs=s.graphs)
+        place: dict[str, Any] = {name: getattr(s, name) for name in settings_of(Place)}
+        engine = make(s.engine, method, federations, s.device, chunk=s.chunk, graphs=s.graphs, **place)
         training = Training(method, federations, engine, s.with_members(method.members))
         training.notes += host.unmet(s)
         return training
@@ -126,7 +127,7 @@ class Experiment:
         s, kind = self.settings, methods.get(self.settings.method)
         training: dict[str, Any] = {}
         if s.rounds:  # else there is only a model from elsewhere to score
-            training = {"rounds": s.rounds, "lr_schedule": s.lr_schedule}
+            training = {"rounds": s.rounds, "lr_schedule": s.lr_schedule, "processors": s.stack()}
         task = task_for(form, builder(s.model, form.shape, form.text), s.budgets)
         return kind(task=task, clients=s.sized_for or clients, members=members, **training, **self.own)
 

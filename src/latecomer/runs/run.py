@@ -15,7 +15,7 @@ import torch
 
 from .. import tree
 from ..data import Federation
-from ..engines import at_hand
+from ..engines import at_hand, computes_on
 from ..errors import RunError, SettingError
 from ..evaluate import Scores
 from ..train import Best, Training
@@ -53,7 +53,7 @@ class Run:
         # Engines, devices and thread counts round differently: whoever resumes or repeats this must take the same ones.
         chosen: dict[str, Any] = {
             "engine": type(training.engine).__name__.lower(),
-            "device": str(training.engine.device) if s.device == "auto" else s.device,
+            "device": s.device if s.device != "auto" else computes_on(training.engine),
             "threads": torch.get_num_threads(),
         }
         experiment = dataclasses.replace(experiment, settings=dataclasses.replace(s, **chosen))
@@ -62,29 +62,34 @@ class Run:
 
     @staticmethod
     def resume(
-        path: Path, prepare: Callable[[Settings], None] = lambda _: None, make: Make = Experiment.training
+        path: Path,
+        prepare: Callable[[Settings], None] = lambda _: None,
+        make: Make = Experiment.training,
+        **place: Any,
     ) -> Run:
         """Go on where a stopped run's last checkpoint is. The folder is held from here to the end of `go`.
 
         `prepare` is called with the run's settings before anything is computed; `host.prepare` gives the process the
-        threads that the run began with, without which its last bits may differ (and a note says so).
+        threads that the run began with, without which its last bits may differ (and a note says so). `place` are
+        settings of a `Place` that a run by --engine ray goes on with, in the place of its own.
         """
         folder = Folder.open(path)
         folder.hold()
         try:
-            return Run._resumed(folder, prepare, make)
+            return Run._resumed(folder, prepare, make, place)
         except BaseException:
             folder.release()
             raise
 
     @staticmethod
-    def _resumed(folder: Folder, prepare: Callable[[Settings], None], make: Make) -> Run:
+    def _resumed(folder: Folder, prepare: Callable[[Settings], None], make: Make, place: Mapping[str, Any]) -> Run:
         path = folder.path
         if folder.finished:
             raise RunError(f"The run in {path} is finished; its result is in {path / 'result.json'}.")
         experiment = Experiment.read(folder.settings, path / "settings.toml")
         settings, found = experiment.settings, folder.load()
-        here = dataclasses.replace(experiment, settings=dataclasses.replace(settings, device=at_hand(settings.device)))
+        there = dataclasses.replace(settings, device=at_hand(settings.device), **place)
+        here = dataclasses.replace(experiment, settings=there)
         prepare(settings)
         training = make(here)
         if _about(folder).get("splits") != [federation.digest() for federation in training.federations]:
@@ -157,6 +162,7 @@ def snapshot(training: Training) -> tuple[tree.Tree, dict[str, Any]]:
         "seconds": training.seconds,
         "sent": [dict(sent) for sent in training.sent],
         "diverged": training.diverged,
+        "skipped": training.skipped,
         "best": [best and {"round": best.round, "validation": best.validation} for best in training.best],
         **introduction(training),
     }
@@ -168,7 +174,7 @@ def restore(training: Training, tensors: tree.Tree, facts: Mapping[str, Any]) ->
     device = training.engine.device
     training.round, training.evaluations, training.seconds = (facts[key] for key in ("round", "evaluations", "seconds"))
     training.sent = [dict(sent) for sent in facts["sent"]]
-    training.diverged = list(facts["diverged"])
+    training.diverged, training.skipped = list(facts["diverged"]), list(facts["skipped"])
     for run, federation in enumerate(training.federations):
         part = tensors.get(str(run), {})
         training.states[run] = tree.to(part.get("state", {}), device)
@@ -196,6 +202,7 @@ def _check_facts(facts: Mapping[str, Any], training: Training, path: Path) -> No
         "seconds": lambda value: isinstance(value, float | int),
         "sent": lambda value: one_a_run(value, known),
         "diverged": lambda value: isinstance(value, list) and len(value) == runs,
+        "skipped": lambda value: isinstance(value, list) and [type(one) for one in value] == [int] * runs,
         "best": lambda value: isinstance(value, list) and one_a_run([best or blank for best in value], blank.keys()),
     }
     for name, fit in fits.items():

@@ -10,6 +10,7 @@ from typing import Literal
 
 from ..data.split import Split
 from ..plan import Course, Plan
+from ..processors import Processors
 from ..settings import setting
 
 
@@ -32,7 +33,17 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Plan, Split, Subject):  # bases from the right: their settings come first, in this order
+class Place:
+    """Where `--engine ray` works. No number depends on it, so a run may go on elsewhere."""
+
+    workers: int = setting(0, "workers of --engine ray; 0: one for every GPU, or core where there is none", low=0)
+    ray_address: str = setting(
+        "", "HOST:PORT of the Ray cluster that --engine ray works on, or auto: one that runs here; empty: a new one"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Place, Plan, Split, Subject):  # bases from the right: their settings come first, in this order
     """A run, less the method's own settings."""
 
     lr_schedule: Course = setting(
@@ -40,16 +51,28 @@ class Settings(Plan, Split, Subject):  # bases from the right: their settings co
         "learning rates over the rounds of training, on clients and on the server: as they are, divided by ten after "
         "half and again after three quarters of the rounds, or along a cosine to zero",
     )
+    processors: str = setting(
+        "",
+        "what replies in training go through, in this order: clip=1 (largest norm), noise=2 (on the client) or "
+        "central=2 (on the server; standard deviation as a multiple of twice the norm), topk=0.01 (share of a change "
+        "that is sent), quantise=8 (bits, or 4)",
+    )
+    privacy_delta: float = setting(
+        1e-5, "probability that the privacy of noise= or central= fails", above=0, high=0.999
+    )
+    privacy_budget: float = setting(
+        0.0, "largest epsilon of all answers of a client together, with noise= or central=; 0: no limit", low=0
+    )
     seed: int = setting(
         0, "first seed: of the split, the initial weights, the cohorts and the batches", low=0, high=10**9
     )
     seeds: int = setting(1, "how many seeds, trained in lockstep", low=1)
-    engine: Literal["auto", "vector", "loop", "flower"] = setting("auto", "what runs the clients' steps")
+    engine: Literal["auto", "vector", "loop", "ray", "flower"] = setting("auto", "what runs the clients' steps")
     device: str = setting("auto", "cpu, cuda, or auto: cuda where there is one")
     threads: int = setting(
         0, "processor threads; 0: as PyTorch chooses (sums round differently with another number)", low=0, high=1024
     )
-    chunk: int = setting(0, "clients at once; 0: as many as fit into memory", low=0)
+    chunk: int = setting(0, "clients at once; 0: as many as fit into memory (ray: 4 on a core, 16 on a GPU)", low=0)
     graphs: bool = setting(True, "replay exchanges: as CUDA graphs on a GPU, operation by operation on a CPU")
     tf32: bool = setting(True, "on a GPU, let matrix products round their inputs to TF32")
     checkpoint_seconds: float = setting(
@@ -57,3 +80,11 @@ class Settings(Plan, Split, Subject):  # bases from the right: their settings co
     )
     name: str = setting("", "name of the run folder (default: method, data, time)")
     out: str = setting("runs", "folder that holds the run folders")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.stack()
+
+    def stack(self) -> Processors:
+        """The processors by which replies go."""
+        return Processors.parse(self.processors, self.privacy_delta, self.privacy_budget)

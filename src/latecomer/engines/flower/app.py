@@ -15,8 +15,9 @@ from ...data.federation import Federation
 from ...errors import LatecomerError, ProtocolError, StepError
 from ...method import Home, Method
 from ...privacy import Ledger
-from ...steps import check_names, phase_of, phases_of, steps
+from ...steps import Phase, check_names, perform, phase_of, phases_of, steps
 from ...tree import Tree
+from ..blank import blank_memory
 from ..home import WEIGHT, Homes, PackedHome, entropy
 from .hello import KEEP_MODEL
 from .notes import Body, Notes, Traffic
@@ -47,11 +48,6 @@ def client_app(
     return app
 
 
-def blank_memory(method: Method, federation: Federation) -> Tree:
-    """What a client holds before its first round; it follows from the method and the seed, so nobody sends it."""
-    return method.memory(torch.Generator().manual_seed(federation.seed))
-
-
 # on the client
 
 
@@ -69,7 +65,7 @@ class Side:
         self.method, self.entropy, self.reports_scores, self.keeper = method, entropy, reports_scores, keeper
         self.terms = Terms.of(method)
         self.homes = Homes(federations, torch.device("cpu"), method.task.dtype)
-        self.blanks = [blank_memory(method, federation) for federation in federations]
+        self.blanks = [blank_memory(method, federation.seed) for federation in federations]
 
     def do(self, step: str, message: Message, state: RecordDict, client: int) -> Message:
         """The answer. What a client raises travels: of what nobody raised on purpose, that it failed and no more."""
@@ -85,7 +81,8 @@ class Side:
     def answer(self, step: str, message: Message, state: RecordDict, client: int) -> Message:
         """One step of the client whose state it is, if it agrees to it."""
         header, sent = self.read(message.content, step, client)
-        self.agree(step, header)
+        phase = phase_of(header.round, header.scratch)
+        self.agree(step, phase, client)
         body: Body = message.content["body"]  # type: ignore[assignment]
         notes, asked = Notes(state, header), fingerprint(header, blob_of(body))
         row = self.homes.client_rows(header.run, torch.tensor([client]))[0]
@@ -96,19 +93,19 @@ class Side:
             notes.answer(step, asked, body if sent["shared"] else None, tree.nbytes(sent))
             memory = notes.memory(self.blanks[header.run])
             home = PackedHome(self.homes, row, torch.tensor(header.round), memory, self.entropy, self.homes.room(row))
-            charge(state, self.method.release(step), message, header.round)
+            charge(state, self.method.gives_away(step, phase), message, header.round)
             if step == KEEP_MODEL and self.keeper is not None:
                 self.keeper(home, given, notes.traffic, ledger(state))
                 values: Tree = {}
             else:
-                values = getattr(self.method, step)(home, **given)
-            if not bool(tree.finite(values | {"kept": home.memory})):
+                values = perform(self.method, step, home, given, phase)
+            if not bool(tree.finite(values | {"kept": home.kept})):
                 raise ProtocolError("This client's answer was not finite.")  # and the silent keep what they had
-            notes.remember(home.memory)
+            notes.remember(home.kept)
             reply = pack(values)
             notes.keep(step, reply, tree.nbytes(values))
         content = RecordDict({"body": reply})
-        if phase_of(header.round, header.scratch) == "round":
+        if phase == "round":
             content["metrics"] = MetricRecord({"weight": int(row[WEIGHT])})
         return Message(content, reply_to=message)
 
@@ -127,12 +124,12 @@ class Side:
             raise ProtocolError("A message must have what all clients are sent, and what this one is.")
         return header, sent
 
-    def agree(self, step: str, header: Header) -> None:
+    def agree(self, step: str, phase: Phase, client: int) -> None:
         """Refuse what the method does not let a client in this role be asked for."""
-        phase, declared = phase_of(header.round, header.scratch), phases_of(type(self.method), step)
+        declared = phases_of(type(self.method), step)
         if step == KEEP_MODEL and self.keeper is not None:
             declared = ("personalise",)
-        if phase == "round" and header.client >= self.method.members:
+        if phase == "round" and client >= self.method.members:
             raise ProtocolError(f"This client is not a member, so no round of training can ask it for {step!r}.")
         if phase == "personalise" and "score" in declared:
             if not self.reports_scores:

@@ -1,6 +1,6 @@
-"""On the operator's machine: hands an app to a SuperLink, follows its run, and stops it.
+"""On the operator's machine: registers nodes, hands an app to a SuperLink, follows its run, and stops it.
 
-What `flwr run`, `flwr log`, `flwr ls` and `flwr stop` ask a SuperLink for, without a process and a settings file each.
+What `flwr supernode register`, `run`, `log`, `ls` and `stop` ask a SuperLink for, without a process and a file each.
 """
 
 from __future__ import annotations
@@ -15,14 +15,24 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import Status, SubStatus
 from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StopRunRequest, StreamLogsRequest
+from flwr.proto.control_pb2 import (
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+    StreamLogsRequest,
+)
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from ...errors import LinkError, SettingError
 
@@ -52,6 +62,19 @@ class Control:
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
+
+    def register(self, key: Path) -> int:
+        """Let the node in that has the private half of this public key; the number that it will have."""
+        try:
+            public = load_ssh_public_key(key.read_bytes())
+        except OSError as error:
+            raise SettingError(f"The key {key} cannot be read: {error.strerror}.") from error
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise SettingError(f"{key} holds no public key as OpenSSH writes it.") from error
+        if not isinstance(public, ec.EllipticCurvePublicKey):
+            raise SettingError(f"The key in {key} must be ECDSA; ssh-keygen -t ecdsa -b 384 makes one.")
+        with self._talking():
+            return int(self.client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(public))).node_id)
 
     def start(self, app: Path, settings: Mapping[str, Any]) -> int:
         """Hand over an app; the number of its run."""

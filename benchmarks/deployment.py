@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from console import environment
+import latecomer
+from latecomer.engines.flower.control import Control
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -91,7 +92,12 @@ class Site:
 
     @property
     def environment(self) -> dict[str, str]:
-        return environment() | QUIET | {"FLWR_HOME": str(self.folder / "flwr"), "PATH": f"{BIN}:{os.environ['PATH']}"}
+        own = {
+            "FLWR_HOME": str(self.folder / "flwr"),
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "PYTHONPATH": str(Path(latecomer.__file__).parent.parent),
+        }
+        return {**os.environ, **QUIET, **own}
 
     def start(self, name: str, *words: object) -> subprocess.Popen[bytes]:
         """A process in a group of its own, so that what it starts ends with it; its words go to NAME.log."""
@@ -125,19 +131,22 @@ class Site:
 
     def register(self, *names: str) -> None:
         """Node keys, made and made known."""
-        config = self.folder / "flwr" / "config.toml"
-        config.parent.mkdir(exist_ok=True)
-        config.write_text(
-            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{self.address}"\n'
-            f'root-certificates = "{self.folder / "ca.crt"}"\n'
-        )
-        for name in names:
-            node_key(self.folder / name)
-            words = [BIN / "flwr", "supernode", "register", self.folder / f"{name}.pub", "here"]
-            done = subprocess.run(
-                [*map(str, words)], env=self.environment, capture_output=True, text=True, check=False, timeout=120
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
+        with Control(self.address, self.folder / "ca.crt") as control:
+            for name in names:
+                node_key(self.folder / name)
+                control.register(self.folder / f"{name}.pub")
+
+    def node(self, name: str, *words: object) -> subprocess.Popen[bytes]:
+        """A resident node of latecomer's, with a key, data and a folder of its name."""
+        link = ("--superlink", self.address, "--root-certificates", "ca.crt", "--key", name, "--data", f"{name}.npz")
+        return self.start(name, sys.executable, "-m", "latecomer", "node", *link, "--threads", 1, *words)
+
+    def await_log(self, name: str, text: str, seconds: float = 120) -> None:
+        """Until a process has said something."""
+        end = time.monotonic() + seconds
+        while text not in self.log(name):
+            assert time.monotonic() < end, f"{name} never said {text!r}: {self.log(name)[-3000:]}"
+            time.sleep(0.1)
 
     def latecomer(self, *words: object, timeout: float = 240) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
