@@ -28,7 +28,7 @@ from latecomer.tree import Tree
 
 METHOD, FEDERATION = toys.method("fedavg"), toys.federation()
 STATE = toys.start(METHOD)
-IDS, BAD = torch.tensor([0, 3, 5]), 3
+IDS, BAD = torch.tensor([0, 3]), 3
 
 
 class Played:
@@ -183,6 +183,7 @@ def test_malformed_replies_end_no_round_and_move_no_weight(answer: RecordDict | 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @given(replies)
 @settings(max_examples=10_000, deadline=None, suppress_health_check=[*HealthCheck])
 def test_ten_thousand_malformed_replies(answer: RecordDict | Error) -> None:
