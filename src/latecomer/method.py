@@ -103,7 +103,7 @@ class Method(ABC):
             if self.processors.keeps and self.task.sizes:
                 raise SettingError(
                     f"--processors {self.processors} keeps what is left of a change for the next one, which has "
-                    "another shape where models come in several sizes; leave --budgets out, or take clip= and noise= alone."
+                    "another shape where models come in several sizes; leave --budgets out, or take clip= alone."
                 )
             self.processors.check(kind.__name__, {step: answers_of(kind, step) for step in rounds}, own)
 
