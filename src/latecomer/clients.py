@@ -58,6 +58,19 @@ class Ask:
             each, heard = spoil(each, heard, self.faults[rows])
         self.collector.take(each, weight, heard)
 
+    def part(self, rows: slice) -> Ask:
+        """The same, of some of the clients, to be done elsewhere: what all are sent goes there by itself."""
+        return replace(
+            self,
+            ids=self.ids[rows],
+            silent=self.silent[rows],
+            faults=None if self.faults is None else self.faults[rows],
+            shared={},
+            each=tree.row(self.each, rows),
+            recalled={},
+            collector=self.collector.alike(),
+        )
+
 
 class Engine(Protocol):
     """Runs a client step for the clients of one or several asks (several: seeds in lockstep)."""
