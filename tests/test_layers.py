@@ -22,7 +22,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "engines": ("engines",),
     "core": (
         *("tree", "task", "method", "clients", "replies", "learn", "optim", "rounds", "evaluate", "faults", "privacy"),
-        *("schedule", "steps", "settings", "plan", "checks", "cohorts", "tally", "methods", "nets", "data"),
+        *("schedule", "steps", "settings", "plan", "checks", "cohorts", "tally", "secure", "methods", "nets", "data"),
     ),
     "operations": ("ops",),
     "ground": ("errors", "private", "tensorfile", "__version__"),  # imports nothing of ours
@@ -35,6 +35,7 @@ PLACES: dict[str, str] = {
     "flwr_datasets": "data",
     "datasets": "data",
     "dp_accounting": "privacy",
+    "cryptography": "secure",
     "faiss": "ops.search",
     "rich": "cli",
     "fastapi": "serve",
