@@ -41,7 +41,7 @@ FEWEST = 3  # clients: of a sum of two, each knows the other's part
 KEYS = 3 * SECRET  # bytes that a client advertises: to seal by, to mask by, and a digest of its own seed
 NONCE, TAG = 12, 16
 SEALED = NONCE + 2 * SHARE + TAG  # bytes of what one client seals for another
-PIECE = 2**15  # words of a mask at a time: they stay in the cache
+PIECE = 2**13  # words of a mask at a time: they stay in the cache
 
 
 def threshold(clients: int) -> int:
@@ -202,10 +202,10 @@ def _open(key: ChaCha20Poly1305, box: bytes) -> bytes:
 
 def _add_masks(numbers: Words, masks: Iterable[tuple[bool, bytes]]) -> None:
     """Add the mask of every seed, or take it off: AES-256 in counter mode, in words."""
-    blank, buffer = bytes(8 * PIECE), bytearray(8 * PIECE + 15)
-    for add, seed in masks:
-        stream = Cipher(AES256(seed), CTR(bytes(16))).encryptor()
-        for first in range(0, len(numbers), PIECE):
-            part = numbers[first : first + PIECE]
-            stream.update_into(memoryview(blank)[: 8 * len(part)], buffer)
-            (np.add if add else np.subtract)(part, np.frombuffer(buffer, "<u8", len(part)), out=part)
+    streams = [(np.add if add else np.subtract, Cipher(AES256(seed), CTR(bytes(16))).encryptor()) for add, seed in masks]
+    blank, buffer = memoryview(bytes(8 * PIECE)), bytearray(8 * PIECE + 15)
+    for first in range(0, len(numbers), PIECE):
+        part = numbers[first : first + PIECE]
+        for add_or_take_off, stream in streams:
+            stream.update_into(blank[: 8 * len(part)], buffer)
+            add_or_take_off(part, np.frombuffer(buffer, "<u8", len(part)), out=part)
