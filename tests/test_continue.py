@@ -100,9 +100,9 @@ def test_new_embeddings_may_be_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["pefll", "pfedhn", "fedper", "odpflhn-private", "odpflhn-phases"])
 def test_with_nobody_added_it_is_as_if_never_stopped(kind: str, tmp_path: Path) -> None:
     method, own = toys.VARIANTS.get(kind, (kind, {}))
-    values = {**own, "seeds": 2, "silence": 0.1}
+    values = {**own, "seeds": 2, "faults": "drop=0.1"}
     if kind == "pefll":
-        values |= {"silence": 0, "graphs": True}  # whole rounds are replayed
+        values |= {"faults": "", "graphs": True}  # whole rounds are replayed
     whole = train(tmp_path, "whole", method, rounds=4, **values)
     part = train(tmp_path, "part", method, rounds=2, **values)
     run = begin(tmp_path, "rest", method, continue_from=part, rounds=4)

@@ -96,7 +96,7 @@ def test_every_method_trains_with_graphs_as_without(name: str) -> None:
     results = []
     for with_graphs in (False, True):
         engine = Vector(method, [federation], CUDA, graphs=with_graphs, chunk=4)
-        training = Training(method, [federation], engine, Plan(rounds=6, cohort=5, evaluate_every=3, silence=0.1))
+        training = Training(method, [federation], engine, Plan(rounds=6, cohort=5, evaluate_every=3, faults="drop=0.1"))
         for _ in training.go():
             training.drain()
         results.append((training.finish()[0], training.states[0]))

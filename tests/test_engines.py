@@ -503,7 +503,7 @@ def test_what_a_client_is_sent_takes_memory_too(monkeypatch: pytest.MonkeyPatch)
     engine = Vector(METHOD, [toys.federation()], "cpu")
     monkeypatch.setattr(engine.kept[0], "blank", {})
     message = torch.zeros(activations // 4)
-    ask = Ask(0, 0, torch.arange(3), torch.zeros(3), {"large": message}, {}, {}, None, Collector(None))
+    ask = Ask(0, 0, torch.arange(3), torch.zeros(3), None, {"large": message}, {}, {}, None, Collector(None))
     assert engine._fitting() == 11
     assert engine._fitting([ask]) == 1
 

@@ -30,7 +30,7 @@ SETTINGS = {
     "rounds": ROUNDS,
     "cohort": 4,
     "seeds": 2,
-    "silence": 0.1,
+    "faults": "drop=0.1",
     "evaluate_every": 2,
     "checkpoint_seconds": 0,
     "engine": "vector",

@@ -134,7 +134,7 @@ def test_every_setting_stands_once(kind: type[Any]) -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Plan(silence=1.0), "--silence must be at least 0 and below 1; got 1.0."),
+        (lambda: Plan(faults="drop=1"), "--faults must be shares of the replies, below 1 all together; got 'drop=1'."),
         (lambda: Plan(rounds=2.5), "--rounds must be a whole number; got 2.5."),
         (lambda: Split(unseen=1.5), "--unseen must be at least 0 and at most 0.99; got 1.5."),
         (lambda: Settings(seeds=0), "--seeds must be at least 1; got 0."),

@@ -164,8 +164,8 @@ def test_results_are_those_of_each_run_alone(engine: str) -> None:
         (fedavg(lr=0.1, batch=4), one, {"rounds": 4}),  # another shape
         (pefll(server_lr=0.01), one),
         (pefll(server_lr=0.01), one, {"rounds": 5, "evaluate_every": 1, "watch_unseen": True}),  # longer than its like
-        (fedavg(lr=0.2), [other, one], {"cohort": 5, "silence": 0.3}),
-        (fedavg(lr=0.4), one, {"rounds": 1, "silence": 0.2, "select": "pooled"}),
+        (fedavg(lr=0.2), [other, one], {"cohort": 5, "faults": "drop=0.3"}),
+        (fedavg(lr=0.4), one, {"rounds": 1, "faults": "drop=0.2", "select": "pooled"}),
     ]
     expected = [alone(method, given, engine, **(own[0] if own else {})) for method, given, *own in runs]
     assert results(runs, engine) == expected

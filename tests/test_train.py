@@ -240,15 +240,15 @@ def test_from_which_round_on_most_replies_failed(lines: list[dict[str, Any]], si
         assert failing_since(lines[half:], failing_since(lines[:half])) == since, "in parts"
 
 
-@pytest.mark.parametrize("silence", [0.0, 0.5])
-def test_a_training_that_diverges_says_since_when(silence: float) -> None:
+@pytest.mark.parametrize("faults", ["", "drop=0.5"])
+def test_a_training_that_diverges_says_since_when(faults: str) -> None:
     """By whole rounds replayed, and exchange by exchange, where most of the clients are silent on purpose."""
     method, federation = toys.method("fedavg", lr=1e30, weight_decay=1.0), toys.federation()
     engine = make("vector", method, [federation], "cpu")
-    result = train.run(method, federation, engine, rounds=8, cohort=4, evaluate_every=4, silence=silence)
+    result = train.run(method, federation, engine, rounds=8, cohort=4, evaluate_every=4, faults=faults)
     assert result["diverged_at"][0] in (1, 2)
     assert result["answered"] < 0.3
-    calm = train.run(toys.method("fedavg"), federation, rounds=8, cohort=4, evaluate_every=4, silence=silence)
+    calm = train.run(toys.method("fedavg"), federation, rounds=8, cohort=4, evaluate_every=4, faults=faults)
     assert (calm["diverged_at"], calm["answered"]) == ([None], 1.0), "who is silent on purpose was not asked"
 
 
@@ -274,7 +274,7 @@ def test_a_checkpoint_knows_since_when() -> None:
     assert again.diverged == going.diverged == [1]
 
 
-FAILING = ["--clients=10", "--rounds=6", "--cohort=4", "--engine=vector", "--silence=0.3", "--data=digits"]
+FAILING = ["--clients=10", "--rounds=6", "--cohort=4", "--engine=vector", "--faults=drop=0.3", "--data=digits"]
 
 
 @pytest.mark.parametrize(
@@ -298,12 +298,12 @@ def test_a_run_that_diverged_says_what_to_lower(words: list[str], note: str, tmp
 # what is refused
 
 
-@pytest.mark.parametrize("silence", [1.0, -0.1])
-def test_somebody_must_answer(silence: float, command: Command) -> None:
-    with pytest.raises(SettingError, match="--silence must be at least 0 and below 1"):
-        training(silence=silence)
-    done = command("run", "fedavg", f"--silence={silence}")
-    assert (done.code, done.err.count("--silence must be at least 0")) == (2, 1)
+@pytest.mark.parametrize("faults", ["drop=1", "drop=-0.1", "drop=0.5,nan=0.5", "drop", "rain=0.1", "drop=0.1,drop=0.2"])
+def test_somebody_must_answer(faults: str, command: Command) -> None:
+    with pytest.raises(SettingError, match="--faults"):
+        training(faults=faults)
+    done = command("run", "fedavg", f"--faults={faults}")
+    assert (done.code, done.err.count("--faults")) == (2, 1)
 
 
 LATE = len(toys.TRAIN) - toys.MEMBERS

@@ -11,6 +11,7 @@ from .data.federation import Federation
 from .errors import DataError, SettingError
 from .method import Method
 from .plan import Plan
+from .steps import answers_of, steps
 from .tree import Tree
 
 
@@ -19,6 +20,12 @@ def check_training(method: Method, federations: Sequence[Federation], plan: Plan
     smallest = min(federation.members for federation in federations)
     if plan.cohort > smallest:
         raise SettingError(f"--cohort must be at most the number of training clients, {smallest}; got {plan.cohort}.")
+    if plan.min_replies > plan.cohort:
+        raise SettingError(f"--min-replies must be at most the cohort of {plan.cohort}; got {plan.min_replies}.")
+    if plan.clip_update and not any(answers_of(type(method), step) != "message" for step in steps(type(method))):
+        raise SettingError(
+            f"--clip-update limits changes, but no step of {type(method).__name__} is declared to answer one."
+        )
     if method.lr_schedule != "constant" and method.rounds != plan.rounds:
         raise SettingError(
             f"{type(method).__name__} was made with a schedule for {method.rounds} rounds; these are {plan.rounds}."

@@ -6,6 +6,7 @@ value of that call. Names, phases, faults, bytes, non-finite replies and the led
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -14,11 +15,12 @@ import torch
 from torch import Tensor
 
 from . import tree
-from .errors import ProtocolError
+from .errors import ProtocolError, TooFewReplies
+from .faults import DROP, Faults, spoil
 from .ops.stopwatch import Stopwatch
 from .ops.upload import upload
-from .replies import By, Collector, Replies
-from .steps import Phase, Step, check_names, check_phase, listed, phase_of
+from .replies import By, Collector, Replies, Rules
+from .steps import Phase, Step, answers_of, check_names, check_phase, listed, phase_of
 from .tree import Tree
 
 
@@ -40,6 +42,7 @@ class Ask:
     round: int
     ids: Tensor  # [cohort], on the CPU
     silent: Tensor  # [cohort] bool, on the engine's device: their answers will be ignored, their memory stays as it is
+    faults: Tensor | None  # [cohort], likewise: what happens to answers on their way, as a place in `faults.KINDS`
     shared: Tree
     each: Tree  # rows in the order of ids
     recalled: Tree  # what every client was sent earlier this round; it does not travel again
@@ -49,7 +52,10 @@ class Ask:
 
     def take(self, rows: slice, each: Tree, weight: Tensor, heard: Tensor) -> None:
         """Answers of these rows of the cohort; parts come in order."""
-        self.collector.take(each, weight, heard & ~self.silent[rows])
+        heard = heard & ~self.silent[rows]
+        if self.faults is not None:
+            each, heard = spoil(each, heard, self.faults[rows])
+        self.collector.take(each, weight, heard)
 
 
 class Engine(Protocol):
@@ -72,27 +78,32 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Exchange:
-    """One line of the ledger. Counts stay tensors until they are written, so that a round never waits for the GPU."""
+    """One line of the ledger. Masks stay tensors until they are written, so that a round never waits for the GPU."""
 
     round: int
     step: str
-    asked: Tensor
-    answered: Tensor
+    ids: Tensor  # [cohort], on the CPU
+    asked: Tensor  # [cohort] bool
+    answered: Tensor  # [cohort] bool
     down_each: int  # bytes to one client
     up_each: int  # bytes from one client
     seconds: Callable[[], float] | None  # None: a round replayed as a whole has one time, which its last exchange tells
+    skipped: bool = False  # whether the round ended here, for want of replies
 
     def line(self) -> dict[str, Any]:
-        asked, answered = int(self.asked), int(self.answered)
-        return {
+        asked, answered = self.asked.cpu(), self.answered.cpu()
+        line: dict[str, Any] = {
             "round": self.round,
             "step": self.step,
-            "asked": asked,
-            "answered": answered,
-            "down": asked * self.down_each,
-            "up": answered * self.up_each,
+            "asked": int(asked.sum()),
+            "answered": int(answered.sum()),
+            "down": int(asked.sum()) * self.down_each,
+            "up": int(answered.sum()) * self.up_each,
             "seconds": None if self.seconds is None else round(self.seconds(), 6),
         }
+        if unheard := self.ids[asked & ~answered].tolist():  # no reply, or none that counts
+            line["unheard"] = unheard
+        return line | ({"skipped": True} if self.skipped else {})
 
 
 @dataclass
@@ -108,7 +119,9 @@ class Clients:
     number: int  # of the round, to decide by; below zero for what is no round of training
     run_index: int = 0
     scratch: int | None = None
-    faults: Callable[[Tensor, int, str], Tensor] | None = None  # (ids, round, step) -> who falls silent
+    faults: Faults | None = None  # what goes wrong on purpose
+    rules: Rules = field(default_factory=Rules)
+    min_replies: int = 0  # with fewer replies the round is given up
     ledger: list[Exchange] = field(default_factory=list)
     silent: Tensor | None = None  # silent once, silent for the rest of the round
     held: Tree = field(default_factory=dict)  # what every client was sent earlier this round
@@ -167,7 +180,7 @@ class Clients:
         order = upload(torch.cat([mask.nonzero()[:, 0] for mask in masks]).argsort(), self.engine.device)
         each = tree.row(tree.concatenate([part.each for part in replies]), order)
         heard, weight = (torch.cat([getattr(part, name) for part in replies])[order] for name in ("heard", "weight"))
-        return Replies(each, heard, weight)
+        return Replies(each, heard, weight, self.rules)
 
     def only(self, which: Tensor) -> Clients:
         """The clients of this cohort for which the mask (on the CPU) holds; they hold what all were sent."""
@@ -189,24 +202,39 @@ class Clients:
         silent = torch.zeros(len(self), dtype=torch.bool, device=self.engine.device)
         if self.silent is not None:
             silent = self.silent
+        faults = None
         if self.faults is not None:
-            silent = silent | upload(self.faults(self.ids, self.number, name), silent.device)
-        collector = Collector(fold, counted=self.phase == "round")
+            faults = upload(self.faults(self.ids, self.number, name).long(), silent.device)
+            silent = silent | (faults == DROP)
+        kind = answers_of(type(step.__self__), name) if inspect.ismethod(step) else "message"
+        collector = Collector(fold, self.phase == "round", self.rules.for_answers(kind))
         recalled = {key: self.held[key] for key in sending.recall}
         watch = Stopwatch(self.engine.device)
-        ask = self._ask(silent, shared, each, recalled, collector)
+        ask = self._ask(silent, faults, shared, each, recalled, collector)
         self.engine.exchange(name, [ask])
         heard = torch.cat(collector.heards)
         down = tree.nbytes(shared) + tree.nbytes(each) // max(len(self), 1)
-        counts = (~silent).sum(), heard.sum()
-        self.ledger.append(Exchange(ask.round, name, *counts, down, collector.up_each, seconds=watch.stop()))
         self._fall_silent(~heard)
+        skipped = self._too_few()
+        exchange = Exchange(ask.round, name, ask.ids, ~silent, heard, down, collector.up_each, watch.stop(), skipped)
+        self.ledger.append(exchange)
+        if skipped:
+            raise TooFewReplies(f"Fewer than {self.min_replies} clients answered {name!r} in round {ask.round}.")
         self.held = self.held | shared
         self.asked = self.asked | {name}
         return collector
 
-    def _ask(self, silent: Tensor, shared: Tree, each: Tree, recalled: Tree, collector: Collector) -> Ask:
-        return Ask(self.run_index, self.number, self.ids, silent, shared, each, recalled, self.scratch, collector)
+    def _ask(
+        self, silent: Tensor, faults: Tensor | None, shared: Tree, each: Tree, recalled: Tree, collector: Collector
+    ) -> Ask:
+        who = self.run_index, self.number, self.ids, silent, faults
+        return Ask(*who, shared, each, recalled, self.scratch, collector)
+
+    def _too_few(self) -> bool:
+        """Whether too few of the whole cohort are left."""
+        if self.within is not None:
+            return self.within[0]._too_few()
+        return bool(self.min_replies) and self.silent is not None and int((~self.silent).sum()) < self.min_replies
 
     def _fall_silent(self, silent: Tensor) -> None:
         """For the rest of the round; the cohort that these are a part of has to know, too."""

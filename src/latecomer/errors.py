@@ -57,6 +57,10 @@ class BudgetSpent(LatecomerError):
     pass
 
 
+class TooFewReplies(LatecomerError):
+    """So few clients answered that the round was given up."""
+
+
 class StepError(LatecomerError):
     pass
 

@@ -27,6 +27,7 @@ from .errors import SettingError
 from .nets.net import Net
 from .nets.subspace import Kind, Subspace
 from .privacy import Release
+from .processors import Processors
 from .schedule import Course, Schedule
 from .settings import check_ranges, flag, setting
 from .steps import asked_in
@@ -79,6 +80,7 @@ class Method(ABC):
     members: int  # those that train; their ids are 0 .. members-1
     lr_schedule: Course = "constant"  # of all learning rates in training, on clients and on the server
     rounds: int = 0  # of training, which a schedule has to know
+    processors: Processors = Processors()  # what answers go through on their way to the server
 
     paper: ClassVar[Mapping[str, Any]] = {}
     """The run settings its paper uses, where they differ from latecomer's own defaults."""

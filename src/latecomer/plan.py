@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
+from .faults import parse
+from .processors import Processors
+from .replies import Rules
+from .robust import Average
 from .settings import check_ranges, setting
 
 Course = Literal["constant", "step", "cosine"]
@@ -31,10 +35,30 @@ class Plan:
         "validation score, of the validators or else of the members, that selects the reported round: mean of clients, "
         "among all classes or a client's own, or pooled over examples, likewise",
     )
-    silence: float = setting(0.0, "probability that a client falls silent at a step", low=0, below=1)
+    min_replies: int = setting(
+        0, "replies that every exchange of a round needs; with fewer the round is skipped", low=0
+    )
+    timeout: float = setting(600.0, "seconds that an exchange waits for replies, where clients are real", above=0)
+    faults: str = setting(
+        "",
+        "what goes wrong on purpose, as shares of all replies: drop=0.3,nan=0.01,slow=0.1,huge=0.05,flip=0.05 "
+        "(not there; not a number; too late; a hundred times too large; pointing the other way)",
+    )
+    clip_update: float = setting(
+        0.0, "largest norm of a change that a client answers; a larger one is scaled down; 0: no limit", low=0
+    )
+    average: Average = setting(
+        "mean", "how replies are averaged; all but mean withstand some hostile clients, and count every client once"
+    )
+    trim: float = setting(0.2, "share of a round's clients that a robust average takes to be hostile", low=0, below=0.5)
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        parse(self.faults)
+
+    def rules(self, processors: Processors) -> Rules:
+        """What the server does with replies that went through these on the client's side."""
+        return Rules(self.clip_update, self.average, self.trim, processors)
 
     def with_members(self, members: int) -> Self:
         """The same plan for so many members; a cohort of 0 is all of them."""

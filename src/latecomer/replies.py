@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -11,9 +11,26 @@ from torch import Tensor
 
 from . import tree
 from .ops.sums import chosen, weighted_sum
+from .processors import Processors
+from .robust import Average, average
+from .steps import Answers
 from .tree import Tree
 
 By = Literal["clients", "labelled", "examples"]  # a mean over all clients, those with labels, or labelled examples
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a server does with replies, whoever sends them."""
+
+    clip_update: float = 0.0  # largest norm of a change; 0: no limit
+    average: Average = "mean"
+    trim: float = 0.2  # the share of clients that a robust average takes to be hostile
+    processors: Processors = Processors()  # what replies went through on the client's side
+
+    def for_answers(self, answers: Answers) -> Rules:
+        """Those for one step; only a change has a size that can be too large."""
+        return replace(self, clip_update=0.0) if answers == "message" else self
 
 
 @dataclass(frozen=True)
@@ -23,6 +40,7 @@ class Replies:
     each: Tree
     heard: Tensor  # [cohort] bool: who answered
     weight: Tensor  # [cohort]: labelled examples in a round of training, else one; zero where silent
+    rules: Rules = field(default_factory=Rules)
 
     @property
     def labelled(self) -> Tensor:
@@ -35,9 +53,17 @@ class Replies:
         return count / count.sum().clamp(min=1)
 
     def mean(self, by: By = "clients") -> Tree:
-        """The mean of the replies that came: every client weighs one, or by its `examples`."""
+        """The mean of the replies that came: every client weighs one, or by its `examples`.
+
+        A robust average takes its place where the rules say so. It counts every client once, for what a client says
+        that it weighs may be a lie.
+        """
+        table = _Table.of(self.each)
+        if self.rules.average != "mean":
+            counted = _count(self.heard, self.weight, by) > 0
+            return table.whole(lambda rows: average(rows, counted, self.rules.average, self.rules.trim)).tree()
         share = self.share(by)
-        return _Table.of(self.each).map(lambda rows: weighted_sum(share, rows)).tree()
+        return table.map(lambda rows: weighted_sum(share, rows)).tree()
 
     def sum(self) -> Tree:
         """The sum of the replies that came; a silent client's row is zero."""
@@ -45,23 +71,26 @@ class Replies:
 
 
 class Collector:
-    """Gathers an exchange's answers part by part; with `fold` it keeps only their weighted sum.
+    """Gathers an exchange's answers part by part; with `fold` it keeps only their weighted sum, or rows if it must.
 
     How many labelled examples a client has is counted in training alone: elsewhere whoever answers weighs one.
     """
 
-    def __init__(self, fold: By | None, counted: bool = True) -> None:
-        self.fold, self.counted = fold, counted
+    def __init__(self, fold: By | None, counted: bool = True, rules: Rules | None = None) -> None:
+        self.by, self.counted, self.rules = fold or "clients", counted, rules or Rules()
+        self.fold = fold if self.rules.average == "mean" else None  # a robust average has to see all rows
         self.parts: list[_Table] = []  # folded: one, of sums
         self.weights: list[Tensor] = []
         self.heards: list[Tensor] = []
         self.up_each = 0
 
     def take(self, each: Tree, weight: Tensor, heard: Tensor) -> None:
-        table = _Table.of(tree.detach(each))
+        self.up_each = tree.nbytes(each) // max(len(heard), 1)
+        table = _Table.of(self.rules.processors.incoming(tree.detach(each)))
         heard = heard & table.finite().to(heard.device)  # nonsense is silence
         weight = weight * heard if self.counted else heard.to(weight.dtype)
-        self.up_each = tree.nbytes(each) // max(len(heard), 1)
+        if self.rules.clip_update:
+            table = table.clipped(self.rules.clip_update)
         self.heards.append(heard)
         self.weights.append(weight)
         if self.fold is None:
@@ -73,11 +102,16 @@ class Collector:
 
     def replies(self) -> Replies:
         return Replies(
-            tree.concatenate([part.tree() for part in self.parts]), torch.cat(self.heards), torch.cat(self.weights)
+            tree.concatenate([part.tree() for part in self.parts]),
+            torch.cat(self.heards),
+            torch.cat(self.weights),
+            self.rules,
         )
 
     def mean(self) -> Tree:
-        total = _count(torch.cat(self.heards), torch.cat(self.weights), self.fold or "clients").sum().clamp(min=1)
+        if self.fold is None:
+            return self.replies().mean(self.by)
+        total = _count(torch.cat(self.heards), torch.cat(self.weights), self.fold).sum().clamp(min=1)
         return self.parts[0].map(lambda sums: sums / total.to(sums.dtype)).tree()
 
 
@@ -120,6 +154,23 @@ class _Table:
     def map(self, function: Callable[[Tensor], Tensor]) -> _Table:
         """What a function makes of every matrix; it may sum rows up, but must leave columns alone."""
         return replace(self, rows={kind: function(rows) for kind, rows in self.rows.items()})
+
+    def whole(self, function: Callable[[Tensor], Tensor]) -> _Table:
+        """As `map`, for a function that has to see whole rows: all kinds of number side by side, as the widest."""
+        if len(self.rows) < 2:
+            return self.map(function)
+        made = function(torch.cat([*self.rows.values()], -1))  # cat promotes
+        parts = made.split([rows.shape[-1] for rows in self.rows.values()], -1)
+        return replace(self, rows={kind: part.to(kind) for kind, part in zip(self.rows, parts, strict=True)})
+
+    def clipped(self, most: float) -> _Table:
+        """With every row scaled down to this norm, if it has a larger one."""
+        floats = [rows.double() for kind, rows in self.rows.items() if kind.is_floating_point]
+        if not floats:
+            return self
+        norms = torch.stack([rows.square().sum(-1) for rows in floats]).sum(0).sqrt()
+        share = (most / norms.clamp(min=1e-30)).clamp(max=1)
+        return self.map(lambda rows: rows * share[:, None].to(rows.dtype) if rows.is_floating_point() else rows)
 
     def add(self, other: _Table) -> _Table:
         return replace(self, rows={kind: rows + other.rows[kind] for kind, rows in self.rows.items()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
@@ -12,20 +12,25 @@ from .tree import Tree
 
 Step = Callable[..., Tree]
 Phase = Literal["round", "personalise", "score"]
+Answers = Literal["message", "change", "averaged"]
+"""What a step answers: something to read, a change of what was sent, or a change that the server only averages."""
 F = TypeVar("F", bound=Callable[..., Any])
 
-MARK = "_asked_in"  # on a step's function: its phases
+MARK, KIND = "_asked_in", "_answers"  # on a step's function: its phases, and what it answers
 
 
-def asked_in(*phases: Phase) -> Callable[[F], F]:
+def asked_in(*phases: Phase, answers: Answers = "message") -> Callable[[F], F]:
     """Declare a client step: it may be asked for in a round of training, in personalisation, or in both.
 
     Members answer both, validators and latecomers answer `personalise` alone. A method without this is no step: no
     server can ask for it. A step that overrides another one need not repeat it.
+
+    An answer that is a "change" of what was sent may be limited in size, or sent in part, the rest in later rounds; one
+    that is only ever "averaged" may also be masked, so that the server sees nothing but the mean.
     """
 
     def declare(step: F) -> F:
-        vars(step)[MARK] = phases
+        vars(step)[MARK], vars(step)[KIND] = phases, answers
         return step
 
     return declare
@@ -33,14 +38,36 @@ def asked_in(*phases: Phase) -> Callable[[F], F]:
 
 def phases_of(kind: type, name: str) -> tuple[Phase, ...]:
     """When a class lets a step be asked for: the declaration that is nearest in its line; none: it is no step."""
-    found = (getattr(vars(base).get(name), MARK, None) for base in kind.__mro__)
-    declared: tuple[Phase, ...] = next((phases for phases in found if phases is not None), ())
+    declared: tuple[Phase, ...] = _declared(kind, name, MARK) or ()
     return declared
+
+
+def answers_of(kind: type, name: str) -> Answers:
+    """What a class says that a step answers."""
+    declared: Answers = _declared(kind, name, KIND) or "message"
+    return declared
+
+
+def _declared(kind: type, name: str, mark: str) -> Any:
+    found = (getattr(vars(base).get(name), mark, None) for base in kind.__mro__)
+    return next((value for value in found if value is not None), None)
 
 
 def steps(kind: type) -> list[str]:
     """The names of a method's client steps."""
     return [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if phases_of(kind, name)]
+
+
+def perform(method: Any, step: str, home: Any, sent: Mapping[str, Any], phase: Phase) -> Tree:
+    """On the client: do a step, and make its answer ready for its way, as the method's processors say."""
+    reply: Tree = getattr(method, step)(home, **sent)
+    if phase != "round" or not method.processors:
+        return reply
+    wire: Tree
+    wire, left = method.processors.outgoing(reply, answers_of(type(method), step), home, home.left.get(step, {}))
+    if left:
+        home.left = home.left | {step: left}
+    return wire
 
 
 def phase_of(number: int, scratch: int | None) -> Phase:

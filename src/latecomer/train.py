@@ -16,9 +16,9 @@ from .checks import check_model, check_training
 from .clients import Clients, Engine, Exchange
 from .cohorts import Cohorts
 from .data.federation import Federation
-from .errors import SettingError, within_memory
+from .errors import SettingError, TooFewReplies, within_memory
 from .evaluate import Scores, evaluate, over_seeds
-from .faults import failing_since, silence
+from .faults import failing_since, injected
 from .method import Method
 from .plan import Plan as Plan
 from .settings import parse
@@ -60,6 +60,7 @@ class Training:
         self.ledgers: list[list[Exchange]] = [[] for _ in federations]
         self.sent = [dict.fromkeys(("down", "up", "client_rounds", "asked", "answered"), 0) for _ in federations]
         self.diverged: list[int | None] = [None for _ in federations]  # the round since which most replies failed
+        self.skipped = [0 for _ in federations]  # rounds that had too few replies
         self.best: list[Best | None] = [None for _ in federations]
         self.states = [
             tree.to(one.init(torch.Generator().manual_seed(federation.seed)), engine.device)
@@ -112,9 +113,22 @@ class Training:
 
     def _round(self, run: int, engine: Engine) -> Tree:
         """One round of one run."""
-        ids, faults = self.cohorts(run, self.round), silence(self.plan.silence, self.federations[run].seed)
-        clients = Clients(engine, ids, self.round, run, faults=faults, ledger=self.ledgers[run])
-        return self.methods[run].round(self.states[run], clients)
+        plan, ids = self.plan, self.cohorts(run, self.round)
+        clients = Clients(
+            engine,
+            ids,
+            self.round,
+            run,
+            faults=injected(plan.faults, self.federations[run].seed),
+            rules=plan.rules(self.methods[run].processors),
+            min_replies=plan.min_replies,
+            ledger=self.ledgers[run],
+        )
+        try:
+            return self.methods[run].round(self.states[run], clients)
+        except TooFewReplies:  # the ledger says so; the next round begins where this one did
+            self.skipped[run] += 1
+            return self.states[run]
 
     def evaluate(self) -> dict[str, Any]:
         """Score the members, validators, and the latecomers if they are watched; keep the best state of every run."""
@@ -167,6 +181,7 @@ class Training:
             "bytes_per_client_round": {key: round(sent[key] / max(1, sent["client_rounds"])) for key in ("down", "up")},
             "answered": round(sent["answered"] / sent["asked"], 6) if sent["asked"] else 1.0,
             "diverged_at": self.diverged[runs],
+            "skipped_rounds": self.skipped[runs],
             "seen": over_seeds(seen),
         }
         if late:

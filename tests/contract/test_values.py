@@ -22,7 +22,7 @@ from latecomer.runs.run import restore, snapshot
 from latecomer.train import Plan, Training
 from latecomer.tree import Tree
 
-PLAN = Plan(rounds=4, cohort=4, evaluate_every=2, silence=0.1)
+PLAN = Plan(rounds=4, cohort=4, evaluate_every=2, faults="drop=0.1")
 
 
 def training(name: str, engine: str, federations: list[Federation], dtype: torch.dtype = torch.float32) -> Training:

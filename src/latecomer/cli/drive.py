@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from ..faults import parse
 from ..settings import flag, settings_of
 from . import screen
 
@@ -77,8 +78,11 @@ def summarise(run: Run, result: Mapping[str, Any]) -> None:
                 "a larger --evaluate-every asks clients less often."
             )
     rates = [flag(name) for name in settings_of(run.training.methods[0]) if name == "lr" or name.endswith("_lr")]
-    if note := failures(result, rates):
-        screen.err(f"Note: {note}")
+    settings = run.experiment.settings
+    on_purpose = parse(settings.faults).keys() - {"drop", "flip"}  # whoever is dropped was not asked
+    for note in ("" if on_purpose else failures(result, rates), skipped(result, settings.min_replies)):
+        if note:
+            screen.err(f"Note: {note}")
     print(run.folder.path)  # alone on the last line, for scripts
 
 
@@ -118,6 +122,12 @@ def failures(result: Mapping[str, Any], rates: Sequence[str]) -> str:
     if since:
         return f"Most replies were missing or not finite {', '.join(since)}; lower {rate}."
     return f"{share:.2g} % of the replies were missing or not finite; a smaller {rate} may help." if share else ""
+
+
+def skipped(result: Mapping[str, Any], fewest: int) -> str:
+    """What to say where rounds had too few replies; empty where none had."""
+    many = sum(result["skipped_rounds"])
+    return f"{many} rounds had fewer than {fewest} replies (--min-replies) and were skipped." if many else ""
 
 
 def plural(numbers: list[int], noun: str) -> str:

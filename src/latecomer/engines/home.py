@@ -23,6 +23,7 @@ from ..ops.shuffle import draw, lot, mix, normal, purpose
 from ..task import Batch, example_weights, one_hot
 from ..tree import Tree
 
+LEFT = "(left)"  # beside a client's memory: by step, what was not sent yet
 SMALL = 2**16  # numbers in the batches of an exchange that a CPU takes at once, and not batch by batch
 READY = 2**22  # numbers of images that a CPU keeps scaled, in every angle, and does not work out batch by batch
 SEED, CLIENT, LABELLED, ANGLE, WEIGHT, BUDGET = range(6)  # LABELLED: 1 for one's own labels, and 2 more for a validator
@@ -136,9 +137,15 @@ class PackedHome:
         entropy: Callable[[int], Tensor] | None = None,  # where noise comes from; None: simulated, from the public seed
         room: Mapping[str, int] | None = None,  # of every split, for how many examples; None: for the largest client's
     ) -> None:
-        self.memory = memory
+        self.memory = {name: part for name, part in memory.items() if name != LEFT}
+        self.left: Tree = memory.get(LEFT, {})
         self._room = room or homes.largest
         self._homes, self._client, self._round, self._entropy = homes, client, round, entropy
+
+    @property
+    def kept(self) -> Tree:
+        """All that this client keeps: the method's own, and what is left of changes that were sent in part."""
+        return self.memory | ({LEFT: self.left} if self.left else {})
 
     @property
     def round(self) -> Tensor:

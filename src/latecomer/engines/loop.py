@@ -16,6 +16,7 @@ from ..data.federation import Federation
 from ..errors import LatecomerError, StepError
 from ..method import Method
 from ..ops.upload import upload
+from ..steps import perform, phase_of
 from ..tree import Tree
 from .home import WEIGHT, Homes, PackedHome
 from .memory import KeepsMemories
@@ -62,7 +63,7 @@ class Loop(KeepsMemories):
 
         def work(k: int) -> tuple[Tree, Tree]:
             home = self.home(ask.run, int(ask.ids[k]), ask.round, ask.scratch)
-            return self._work(step, ask, k, home), home.memory
+            return self._work(step, ask, k, home), home.kept
 
         for k, (reply, memory) in enumerate(self._in_order(work, len(ask.ids))):
             one = slice(k, k + 1)
@@ -92,7 +93,7 @@ class Loop(KeepsMemories):
         message = ask.shared | ask.recalled | tree.row(ask.each, k)
         try:
             with torch.no_grad():  # steps take gradients themselves, and nobody takes any of a step (learn.py)
-                reply: Tree = getattr(self.method, step)(home, **message)
+                reply = perform(self.method, step, home, message, phase_of(ask.round, ask.scratch))
         except LatecomerError:
             raise
         except Exception as error:

@@ -12,6 +12,7 @@ from ..data.federation import Federation
 from ..method import Method
 from ..ops.upload import upload
 from ..tree import Tree
+from .blank import blank_memory
 
 
 class Memories:
@@ -72,8 +73,7 @@ class KeepsMemories:
 
     def __init__(self, method: Method, federations: Sequence[Federation], device: torch.device) -> None:
         method.settle(device)
-        generators = [torch.Generator().manual_seed(federation.seed) for federation in federations]
-        self.kept = [Memories(tree.to(method.memory(generator), device)) for generator in generators]
+        self.kept = [Memories(tree.to(blank_memory(method, federation.seed), device)) for federation in federations]
         self._scratch: dict[int, tuple[int, Memories]] = {}
 
     def of(self, run: int, scratch: int | None) -> Memories:

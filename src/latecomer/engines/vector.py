@@ -16,6 +16,8 @@ from ..errors import MemoryShortage
 from ..method import Method
 from ..ops.intercept import intercepted
 from ..ops.upload import upload
+from ..steps import Phase, perform, phase_of
+from ..task import Home
 from ..tree import Tree
 from .fitting import COPIES, MUCH, activation_bytes, budget, message_bytes, padding
 from .home import WEIGHT, Homes, PackedHome
@@ -70,6 +72,7 @@ class Vector(KeepsMemories):
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
         """Let the clients of all asks do a step, in chunks: a map over the same number of clients of every ask."""
+        phase = phase_of(asks[0].round, asks[0].scratch)  # all are in the same
         waiting = [(group, 0) for group in self._groups(asks)]  # with the place of the first client to do in each ask
         while waiting:
             group, first = waiting.pop(0)
@@ -82,7 +85,7 @@ class Vector(KeepsMemories):
             if not self.fixed:
                 rows = -(-longest // -(-longest // rows))  # as many chunks, but none that is mostly padding
             nested = len(group) > 1 and bool(group[0].shared or group[0].recalled)
-            function, done = self._mapped(step, nested), None
+            function, done = self._mapped(step, phase, nested), None
             try:
                 inputs = self._inputs(group, first, rows, nested)
                 done = function(*inputs)
@@ -148,23 +151,22 @@ class Vector(KeepsMemories):
         rows = self.homes.client_rows(run, ids)
         return upload(torch.cat([rows, numbers[:, None, None].expand_as(rows[..., :1])], -1), self.device)
 
-    def _mapped(self, step: str, nested: bool) -> Callable[..., tuple[Tree, Tree]]:
+    def _mapped(self, step: str, phase: Phase, nested: bool) -> Callable[..., tuple[Tree, Tree]]:
         """The step mapped over clients, or over asks and the clients of each: replies, and what clients keep."""
-        work = self._work(step)
+        work = self._work(step, phase)
 
         def one(client: Tensor, number: Tensor, memory: Tree, shared: Tree, each: Tree) -> tuple[Tree, Tree]:
             home = PackedHome(self.homes, client, number, memory)
-            return work(home, **shared, **each), home.memory
+            return work(home, shared | each), home.kept
 
         rows: Callable[..., Any] = vmap(one, in_dims=(0, 0, 0, None, 0), randomness="error")
         rows = rows if self.device.type == "cpu" else intercepted(rows)
         function = vmap(rows, in_dims=0, randomness="error") if nested else rows
-        return function if self.capture is None else self.capture(function, step)
+        return function if self.capture is None else self.capture(function, f"{step} in {phase}")
 
-    def _work(self, step: str) -> Callable[..., Tree]:
+    def _work(self, step: str, phase: Phase) -> Callable[[Home, Tree], Tree]:
         """The step, for one client."""
-        work: Callable[..., Tree] = getattr(self.method, step)
-        return work
+        return lambda home, message: perform(self.method, step, home, message, phase)
 
     def _hand_over(self, ask: Ask, rows: slice, reply: Tree, kept: Tree, weight: Tensor) -> None:
         """Answers and memories of some clients of an ask."""

@@ -26,7 +26,7 @@ class APFL(TrainsByPasses):
 
     # on the client
 
-    @asked_in("round")
+    @asked_in("round", answers="averaged")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         own = tree.where(home.memory["met"] > 0, home.memory["params"], params)
         share = home.memory["mix"]

@@ -33,11 +33,11 @@ class ATP(TrainsByPasses):
 
     # on the client
 
-    @asked_in("round")
+    @asked_in("round", answers="averaged")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         return self.local.at(home.round).change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
-    @asked_in("round")
+    @asked_in("round", answers="change")
     def refine(self, home: Home, *, params: Tree, rates: Tree) -> Tree:
         """What this client would add to the rates; nothing, if it has no labels."""
         start = rates

@@ -21,7 +21,7 @@ class Ditto(TrainsByPasses):
 
     # on the client
 
-    @asked_in("round")
+    @asked_in("round", answers="averaged")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         self.follow(home, params, self.personal_epochs)
         return self.local.at(home.round).change(self.task.loss, params, home.epochs(self.epochs, self.batch))

@@ -12,7 +12,7 @@ class FedAvg(TrainsByPasses):
 
     # on the client
 
-    @asked_in("round")
+    @asked_in("round", answers="averaged")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         return self.local.at(home.round).change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 

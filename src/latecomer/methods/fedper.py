@@ -12,7 +12,7 @@ class FedPer(TrainsByPasses):
 
     # on the client
 
-    @asked_in("round")
+    @asked_in("round", answers="averaged")
     def fit(self, home: Home, *, body: Tree) -> Tree:
         w = self.local.at(home.round)(self.task.loss, body | home.memory["head"], home.epochs(self.epochs, self.batch))
         rounds.keep(home, head=tree.pick(w, self.task.head))  # it stays where it was trained; only the body travels

@@ -21,7 +21,7 @@ class FedProx(TrainsByPasses):
 
     # on the client
 
-    @asked_in("round")
+    @asked_in("round", answers="change")
     def fit(self, home: Home, *, params: Tree, mu: Tensor) -> Tree:
         near = learn.proximal(self.task.loss, params, mu)
         change = self.local.at(home.round).change(near, params, home.epochs(self.epochs, self.batch))

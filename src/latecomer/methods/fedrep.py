@@ -18,7 +18,7 @@ class FedRep(TrainsBySGD):
 
     # on the client
 
-    @asked_in("round")
+    @asked_in("round", answers="averaged")
     def fit(self, home: Home, *, body: Tree) -> Tree:
         rounds.fit_head(self, home, body, home.epochs(self.head_epochs, self.batch, "head"))
         head, batches = home.memory["head"], home.epochs(self.body_epochs, self.batch, "body")

@@ -42,7 +42,7 @@ class FedTTA(Method):
 
     # on the client
 
-    @asked_in("round")
+    @asked_in("round", answers="averaged")
     def fit(self, home: Home, *, params: Tree, judge: Tree) -> Tree:
         def loss(parts: list[Tree], batch: Batch) -> Tensor:
             model, judge = parts

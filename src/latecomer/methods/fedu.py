@@ -23,7 +23,7 @@ class FedU(TrainsByPasses):
 
     # on the client
 
-    @asked_in("round")
+    @asked_in("round", answers="change")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         return self.local.at(home.round).change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 

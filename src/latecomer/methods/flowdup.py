@@ -69,7 +69,7 @@ class FLowDUP(InSubspace):
 
     # on the client
 
-    @asked_in("round")
+    @asked_in("round", answers="averaged")
     def fit(self, home: Home, *, psi: Tree) -> Tree:
         """Algorithm 2. Unlabelled batches move psi, too: by the regulariser alone."""
         f = self.space.on(psi["h2"]["0.weight"].device)

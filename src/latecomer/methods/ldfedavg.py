@@ -22,7 +22,7 @@ class LDFedAvg(InSubspace):
 
     # on the client
 
-    @asked_in("round")
+    @asked_in("round", answers="averaged")
     def fit(self, home: Home, *, v: Tensor) -> Tree:
         f = self.space.on(v.device)
         return self.local.at(home.round).change(

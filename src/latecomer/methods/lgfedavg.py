@@ -20,11 +20,11 @@ class LGFedAvg(TrainsByPasses):
 
     # on the client
 
-    @asked_in("round")
+    @asked_in("round", answers="averaged")
     def warm(self, home: Home, *, params: Tree) -> Tree:
         return self.local.at(home.round).change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
-    @asked_in("round")
+    @asked_in("round", answers="averaged")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         before = self.model(home, params=params)
         after = self.local.at(home.round)(self.task.loss, before, home.epochs(self.epochs, self.batch))

@@ -78,16 +78,16 @@ class ODPFLHN(TrainsByPasses):
         noisy = mean + self.noise / count * home.noise(len(mean), "request", torch.float64)
         return {"v": self.describer.describe(encoder, noisy.float())}  # then psi, of any weights; see docs/adr/0015
 
-    @asked_in("round")
+    @asked_in("round", answers="change")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         return self.local.at(home.round).change(self.task.loss, params, home.epochs(self.epochs, self.batch))
 
-    @asked_in("round")
+    @asked_in("round", answers="averaged")
     def backprop(self, home: Home, *, encoder: Tree, dv: Tensor) -> Tree:
         _, pull = learn.pullback(lambda weights: self.describe(home, encoder=weights)["v"], encoder)
         return {"encoder": pull(dv)[0]}
 
-    @asked_in("round")
+    @asked_in("round", answers="change")
     def fit_and_imitate(self, home: Home, *, params: Tree, encoder: Tree, embedding: Tensor) -> Tree:
         steps, part = self.encoder_steps, self.describe_by
         batches = home.batches(steps, part, "imitate") if part else [home.all()] * steps

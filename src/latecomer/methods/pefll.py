@@ -81,11 +81,11 @@ class PeFLL(Method):
     def describe_fully(self, home: Home, *, embed: Tree) -> Tree:
         return self.descriptor_of(home.all(), embed)
 
-    @asked_in("round")
+    @asked_in("round", answers="change")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         return self.local.at(home.round).change(self.task.loss, params, home.batches(self.steps, self.batch))
 
-    @asked_in("round")
+    @asked_in("round", answers="averaged")
     def backprop(self, home: Home, *, embed: Tree, dv: Tensor) -> Tree:
         _, pull = learn.pullback(lambda weights: self.describe(home, embed=weights)["v"], embed)
         (gradient,) = pull(dv)

@@ -26,7 +26,7 @@ class PerFedAvg(Method):
 
     # on the client
 
-    @asked_in("round")
+    @asked_in("round", answers="averaged")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         gradient = learn.flat_gradient(self.task.loss, params)  # zero where a batch is nothing but padding
         start = weights = tree.ravel(params)

@@ -62,7 +62,7 @@ class PFedGP(TrainsBySteps):
 
     # on the client
 
-    @asked_in("round")
+    @asked_in("round", answers="averaged")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         part = learn.Part(self.local.at(home.round), params)
         size = min(self.batch, len(home.all().y))

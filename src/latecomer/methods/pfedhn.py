@@ -63,7 +63,7 @@ class PFedHN(TrainsBySteps):
             told["v"] = counts / counts.sum().clamp(min=1)
         return told
 
-    @asked_in("round", "personalise")
+    @asked_in("round", "personalise", answers="change")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         batches = home.batches(self.steps, self.batch)
         if not self.head:

@@ -36,7 +36,7 @@ class PFedMe(Method):
 
     # on the client
 
-    @asked_in("round")
+    @asked_in("round", answers="averaged")
     def fit(self, home: Home, *, params: Tree) -> Tree:
         rate = self.lr * self.schedule.factor(home.round)
         copy, theta = self.drawn(params, home.batches(self.steps, self.batch), rate)

@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import tree
 from ..data import Federation
 from ..engines import at_hand
+from ..engines.blank import blank_memory
 from ..errors import RunError, SettingError
 from ..rounds import rows_of
 from ..train import Training
@@ -141,7 +142,7 @@ class Earlier:
         training.states[run] = tree.to(method.carry_over(state, fresh, known), device)
         if "memory" in part:
             ids, rows = part["memory"]["ids"], part["memory"]["rows"]
-            self._check_shapes(tree.row(rows, 0), method.memory(_generator(federation)))
+            self._check_shapes(tree.row(rows, 0), blank_memory(method, federation.seed))
             place = torch.full((len(part["data"]),), -1)
             place[origin[origin >= 0]] = (origin >= 0).nonzero()[:, 0]
             here = place[ids] >= 0

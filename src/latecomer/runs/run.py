@@ -153,6 +153,7 @@ def snapshot(training: Training) -> tuple[tree.Tree, dict[str, Any]]:
         "seconds": training.seconds,
         "sent": [dict(sent) for sent in training.sent],
         "diverged": training.diverged,
+        "skipped": training.skipped,
         "best": [best and {"round": best.round, "validation": best.validation} for best in training.best],
         **introduction(training),
     }
@@ -164,7 +165,7 @@ def restore(training: Training, tensors: tree.Tree, facts: Mapping[str, Any]) ->
     device = training.engine.device
     training.round, training.evaluations, training.seconds = (facts[key] for key in ("round", "evaluations", "seconds"))
     training.sent = [dict(sent) for sent in facts["sent"]]
-    training.diverged = list(facts["diverged"])
+    training.diverged, training.skipped = list(facts["diverged"]), list(facts["skipped"])
     for run, federation in enumerate(training.federations):
         part = tensors.get(str(run), {})
         training.states[run] = tree.to(part.get("state", {}), device)
@@ -192,6 +193,7 @@ def _check_facts(facts: Mapping[str, Any], training: Training, path: Path) -> No
         "seconds": lambda value: isinstance(value, float | int),
         "sent": lambda value: one_a_run(value, known),
         "diverged": lambda value: isinstance(value, list) and len(value) == runs,
+        "skipped": lambda value: isinstance(value, list) and [type(one) for one in value] == [int] * runs,
         "best": lambda value: isinstance(value, list) and one_a_run([best or blank for best in value], blank.keys()),
     }
     for name, fit in fits.items():

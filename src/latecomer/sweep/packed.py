@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from .. import tree
 from ..clients import Ask
 from ..data.federation import Federation
+from ..engines.blank import blank_memory
 from ..engines.memory import Memories
 from ..engines.vector import Vector, same_shapes
 from ..method import Method
 from ..settings import settings_of
+from ..steps import Phase, perform
 from ..task import Home
 from ..tree import Tree
 
@@ -46,8 +47,7 @@ class Packed(Vector):
         self.numbers = torch.tensor(rows, dtype=dtype).to(self.device)  # [federations, names]
         for run, (method, federation) in enumerate(zip(methods, federations, strict=True)):
             method.settle(self.device)
-            blank = method.memory(torch.Generator().manual_seed(federation.seed))
-            self.kept[run] = Memories(tree.to(blank, self.device))
+            self.kept[run] = Memories(tree.to(blank_memory(method, federation.seed), self.device))
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
         numbers = [{NUMBERS: self.numbers[ask.run].expand(len(ask.ids), -1)} for ask in asks]
@@ -56,11 +56,10 @@ class Packed(Vector):
     def _groups(self, asks: Sequence[Ask]) -> list[Sequence[Ask]]:
         return list(same_shapes(asks))  # four settings took less time in one map than in four, convolutions too
 
-    def _work(self, step: str) -> Callable[..., Tree]:
-        def work(home: Home, **message: Any) -> Tree:
+    def _work(self, step: str, phase: Phase) -> Callable[[Home, Tree], Tree]:
+        def work(home: Home, message: Tree) -> Tree:
             method = copy.copy(self.method)
-            method.set(**dict(zip(self.names, message.pop(NUMBERS), strict=True)))
-            reply: Tree = getattr(method, step)(home, **message)
-            return reply
+            method.set(**dict(zip(self.names, message[NUMBERS], strict=True)))
+            return perform(method, step, home, tree.without(message, [NUMBERS]), phase)
 
         return work

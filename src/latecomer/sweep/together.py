@@ -21,6 +21,7 @@ from .. import tree
 from ..checks import check_training
 from ..clients import Engine
 from ..data.federation import Federation
+from ..engines.blank import blank_memory
 from ..engines.fitting import budget
 from ..errors import SettingError, UnknownName
 from ..evaluate import AT_ONCE
@@ -153,7 +154,7 @@ def _fitting(run: _Run, device: torch.device) -> int:
 def _bytes(run: _Run) -> int:
     """What the server of a run holds, and its clients keep. An evaluation has a model for each of AT_ONCE clients."""
     generator = torch.Generator().manual_seed(0)
-    state, memory = tree.nbytes(run.method.init(generator)), tree.nbytes(run.method.memory(generator))
+    state, memory = tree.nbytes(run.method.init(generator)), tree.nbytes(blank_memory(run.method, 0))
     clients = max(len(federation) for federation in run.federations)
     models = 4 * run.method.task.model.size * min(AT_ONCE, clients)
     return (COPIES * (state + models) + memory * clients) * len(run.federations)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...clients import Ask, Clients, Engine, Exchange
 from ...ops.stopwatch import Stopwatch
-from ...replies import Collector
+from ...replies import Collector, Rules
 from ...steps import Phase, phases_of, steps
 from ...tree import Tree
 from ..home import CLIENT
@@ -38,9 +38,9 @@ UNROLLED = 8  # chunks in the replay of a whole round, one after the other; more
 class CapturedClients(Clients):
     """A cohort whose ids, and the number of whose round, are inputs of a captured call; the host must not look."""
 
-    def __init__(self, engine: Engine, run: int, rows: Tensor, ledger: list[Exchange]) -> None:
+    def __init__(self, engine: Engine, run: int, rows: Tensor, rules: Rules, ledger: list[Exchange]) -> None:
         """`rows` are client rows, [cohort, ...], with the number of the round at the end."""
-        super().__init__(engine, torch.empty(0), 0, run, ledger=ledger)
+        super().__init__(engine, torch.empty(0), 0, run, rules=rules, ledger=ledger)
         self.rows = rows
 
     def __getattribute__(self, name: str) -> Any:
@@ -63,8 +63,11 @@ class CapturedClients(Clients):
     def round(self) -> Tensor:
         return self.rows[0, -1]
 
-    def _ask(self, silent: Tensor, shared: Tree, each: Tree, recalled: Tree, collector: Collector) -> Ask:
-        return Ask(self.run_index, 0, self.rows[:, CLIENT], silent, shared, each, recalled, None, collector, self.rows)
+    def _ask(
+        self, silent: Tensor, faults: Tensor | None, shared: Tree, each: Tree, recalled: Tree, collector: Collector
+    ) -> Ask:
+        who = self.run_index, 0, self.rows[:, CLIENT], silent, faults
+        return Ask(*who, shared, each, recalled, None, collector, self.rows)
 
 
 class WholeRounds:
@@ -72,8 +75,8 @@ class WholeRounds:
 
     @staticmethod
     def of(training: Training, engine: Vector, capture: Capture) -> WholeRounds | None:
-        """None where the host has a part in every round: it decides who falls silent, looks up memories or the sizes
-        of models, or counts what is released."""
+        """None where the host has a part in every round: it decides what goes wrong or whether replies are too few,
+        looks up memories or the sizes of models, or counts what is released."""
         counted = any(
             method.release(step) is not None
             for method in training.methods
@@ -81,7 +84,8 @@ class WholeRounds:
             if "round" in phases_of(type(method), step)
         )
         looks_up = engine.method.task.sizes or any(memories.blank for memories in engine.kept)
-        return None if training.plan.silence or looks_up or counted else WholeRounds(training, engine, capture)
+        decides = training.plan.faults or training.plan.min_replies
+        return None if decides or looks_up or counted else WholeRounds(training, engine, capture)
 
     def __init__(self, training: Training, engine: Vector, capture: Capture) -> None:
         self.training, self.engine, self.capture = training, engine, capture
@@ -107,26 +111,29 @@ class WholeRounds:
                 torch.cuda.empty_cache()
             self.possible = False
             return False
-        training.states, counts, told = done
-        seconds, answers = watch.stop(), iter(counts.clone())  # the next round may overwrite them
-        for ledger, lines in zip(training.ledgers, told, strict=True):
+        training.states, masks, told = done
+        seconds, answers = watch.stop(), iter(masks.clone())  # the next round may overwrite them
+        for run, (ledger, lines) in enumerate(zip(training.ledgers, told, strict=True)):
+            ids = training.cohorts(run, training.round)
             for left, (step, down, up) in zip(range(len(lines) - 1, -1, -1), lines, strict=True):
-                counted = next(answers), next(answers)
-                ledger.append(Exchange(training.round, step, *counted, down, up, seconds=None if left else seconds))
+                who = ids, next(answers), next(answers)
+                ledger.append(Exchange(training.round, step, *who, down, up, seconds=None if left else seconds))
         return True
 
     def rounds(self, states: list[Tree], rows: list[Tensor]) -> tuple[list[Tree], Tensor, list[list[Any]]]:
-        """The round of all runs: the states after it, how many were asked and answered, and each run's exchanges."""
+        """The round of all runs: the states after it, who was asked and answered, and each run's exchanges."""
         ledgers: list[list[Exchange]] = [[] for _ in states]
         works = [partial(self._round, run, states[run], rows[run], ledgers[run]) for run in range(len(states))]
         after = self.training.lockstep(works)
-        counts = [count for ledger in ledgers for one in ledger for count in (one.asked, one.answered)]
+        masks = [mask for ledger in ledgers for one in ledger for mask in (one.asked, one.answered)]
         nothing = torch.zeros(0, device=self.engine.device)  # a round may ask nobody
         told = [[(one.step, one.down_each, one.up_each) for one in ledger] for ledger in ledgers]
-        return after, torch.stack(counts) if counts else nothing, told
+        return after, torch.stack(masks) if masks else nothing, told
 
     def _round(self, run: int, state: Tree, rows: Tensor, ledger: list[Exchange], engine: Engine) -> Tree:
-        return self.training.methods[run].round(state, CapturedClients(engine, run, rows, ledger))
+        method = self.training.methods[run]
+        rules = self.training.plan.rules(method.processors)
+        return method.round(state, CapturedClients(engine, run, rows, rules, ledger))
 
     def _rows(self) -> list[Tensor]:
         """Of every run the client rows of this round, sent to the device together with those of rounds to come."""

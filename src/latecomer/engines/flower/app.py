@@ -14,8 +14,8 @@ from ... import tree
 from ...data.federation import Federation
 from ...errors import LatecomerError, ProtocolError, StepError
 from ...method import Method
-from ...steps import check_names, phase_of, phases_of, steps
-from ...tree import Tree
+from ...steps import check_names, perform, phase_of, phases_of, steps
+from ..blank import blank_memory
 from ..home import WEIGHT, Homes, PackedHome, entropy
 from .notes import Notes
 from .spending import charge
@@ -37,11 +37,6 @@ def client_app(
     return app
 
 
-def blank_memory(method: Method, federation: Federation) -> Tree:
-    """What a client holds before its first round; it follows from the method and the seed, so nobody sends it."""
-    return method.memory(torch.Generator().manual_seed(federation.seed))
-
-
 # on the client
 
 
@@ -57,7 +52,7 @@ class Side:
     ) -> None:
         self.method, self.entropy, self.reports_scores = method, entropy, reports_scores
         self.homes = Homes(federations, torch.device("cpu"), method.task.dtype)
-        self.blanks = [blank_memory(method, federation) for federation in federations]
+        self.blanks = [blank_memory(method, federation.seed) for federation in federations]
 
     def do(self, step: str, message: Message, context: Context) -> Message:
         """The answer. What a client raises travels: of what nobody raised on purpose, that it failed and no more."""
@@ -83,10 +78,10 @@ class Side:
         memory = notes.memory(self.blanks[header.run])
         home = PackedHome(self.homes, row, torch.tensor(header.round), memory, self.entropy, self.homes.room(row))
         charge(context.state, self.method.release(step), message, header.round)
-        reply = work(home, **sent)
-        if not bool(tree.finite(reply | {"kept": home.memory})):
+        reply = perform(self.method, step, home, sent, phase_of(header.round, header.scratch))
+        if not bool(tree.finite(reply | {"kept": home.kept})):
             raise ProtocolError("This client's answer was not finite.")  # and the silent keep what they had
-        notes.remember(home.memory)
+        notes.remember(home.kept)
         content = RecordDict({"reply": pack(reply)})
         if phase_of(header.round, header.scratch) == "round":
             content["metrics"] = MetricRecord({"weight": int(row[WEIGHT])})

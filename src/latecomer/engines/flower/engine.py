@@ -11,13 +11,11 @@ from flwr.app import Message, RecordDict
 
 from ... import tree
 from ...clients import Ask
-from ...data.federation import Examples, Federation, Rows
-from ...errors import LatecomerError, ProtocolError, StepError
+from ...errors import ProtocolError
 from ...method import Method
 from ...steps import phase_of
 from ...tree import Tree
-from ..home import Homes, PackedHome
-from .app import blank_memory
+from ..blank import blank_memory, made_up
 from .reply import Layout, layout, read, size
 from .wire import Header, pack, payload, unflattened
 
@@ -120,28 +118,12 @@ class Flower:
     def _layout(self, step: str, ask: Ask) -> Layout:
         """What a reply must look like; found out once for every step and shape of message."""
         sent = ask.shared | ask.recalled | tree.row(ask.each, 0)
-        key = step, tuple((path, leaf.dtype, leaf.shape) for path, leaf in tree.flatten(sent).items())
+        key = (
+            step,
+            phase_of(ask.round, ask.scratch),
+            tuple((path, leaf.dtype, leaf.shape) for path, leaf in tree.flatten(sent).items()),
+        )
         if key not in self.layouts:
-            self.layouts[key] = layout(self._made_up(step, sent))
+            memory = blank_memory(self.method, 0)
+            self.layouts[key] = layout(made_up(self.method, step, sent, memory, key[1], self.largest))
         return self.layouts[key]
-
-    def _made_up(self, step: str, sent: Tree) -> Tree:
-        """A reply of the right shape: by a client that does not exist, with one blank example."""
-        task, rows = self.method.task, Rows.of([[0]])
-        examples = Examples(task.blank(1), torch.zeros(1, dtype=torch.long), task.classes)
-        labelled, unturned, budget = torch.ones(1, dtype=torch.bool), torch.zeros(1).short(), torch.zeros(1).char()
-        nobody = Federation(examples, rows, rows, rows, 1, labelled, unturned, budget)
-        homes = Homes([nobody], self.device, task.dtype)
-        homes.largest |= self.largest or {}
-        row = homes.client_rows(0, torch.tensor([0]))[0]
-        home = PackedHome(homes, row, torch.tensor(0), blank_memory(self.method, nobody))
-        try:
-            with torch.no_grad():
-                reply: Tree = getattr(self.method, step)(home, **sent)
-        except LatecomerError:
-            raise
-        except Exception as error:
-            raise StepError(
-                f"Step {step!r} failed on a made-up client, which shows what a reply looks like: {error}"
-            ) from error
-        return reply
