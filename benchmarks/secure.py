@@ -2,10 +2,10 @@
 
     python benchmarks/secure.py [--cohorts 10,30,100] [--sizes 10000,100000,1000000] [--lost 0.3]
 
-Every line is one exchange by the real protocol in one process, with that share of the clients lost after they have shared
-their secrets, which is the dearest moment for the server. Seconds are those of one client, in all four stages, and of the
-server; bytes are those of one client that stays to the end, beside the model that it is sent. `plain` is what the same
-numbers take in single precision.
+Every line is one exchange by the real protocol in one process. That share of the clients is lost after they have shared
+their secrets, which is the dearest moment for the server. Seconds are those of one client, in all four stages, and of
+the server; bytes are those of one client that stays to the end, besides the message of the step. `plain` is what the
+same numbers take in single precision.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import torch
 
 import common
 from latecomer.secure.fixed import Fixed
-from latecomer.secure.protocol import KEYS, SEALED, Client, unmasked
-from latecomer.secure.shares import SHARE
+from latecomer.secure.protocol import Client, unmasked
+from latecomer.secure.sizes import KEYS, SEALED, SHARE, WORD
 
-NUMBER = 8  # bytes of a client's number on the wire
 FIXED = Fixed(8.0)
 
 
@@ -67,8 +66,8 @@ def measure(cohort: int, size: int, lost: float) -> Cost:
     for client in left:
         plain += changes[client].double().clamp(-FIXED.limit, FIXED.limit) * (client + 1)
     error = float((mean - plain / weight).abs().max()) / FIXED.resolution
-    up = KEYS + cohort * (SEALED + SHARE) + NUMBER * (size + 1)
-    down = cohort * (KEYS + NUMBER) + cohort * (NUMBER + SEALED) + NUMBER * len(left)
+    up = KEYS + cohort * (SEALED + SHARE) + WORD * (size + 1)
+    down = cohort * (KEYS + 2 * WORD + SEALED) + WORD * (1 + len(left))
     return Cost(early / cohort + (masking + late) / len(left), server, up, down, error)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latecomer.errors import ProtocolError
+import toys
+from latecomer import train, tree
+from latecomer.clients import Clients
+from latecomer.engines import make
+from latecomer.errors import ProtocolError, SettingError
+from latecomer.faults import NAN, SLOW
+from latecomer.replies import By, Rules
+from latecomer.runs.experiment import Experiment
 from latecomer.secure import protocol
 from latecomer.secure.fixed import LEVELS, Fixed, largest_cohort
-from latecomer.secure.protocol import KEYS, SEALED, Client, Words, threshold, unmasked
-from latecomer.secure.shares import PRIME, SECRET, SHARE, factors, join, split
+from latecomer.secure.protocol import Client, Words, unmasked
+from latecomer.secure.shares import PRIME, factors, join, split
+from latecomer.secure.sizes import KEYS, SEALED, SECRET, SHARE, threshold
+from latecomer.train import Plan, Training
+from latecomer.tree import Tree
 
 # fixed point
 
@@ -248,3 +259,144 @@ def test_what_is_kept_between_messages_is_all_there_is() -> None:
     assert len(keys) == KEYS
     assert replace(state) == Client(7, state.secrets)
     assert state.secrets[64:] not in keys  # a digest of the seed is advertised, not the seed
+
+
+# in rounds
+
+FIXED = Fixed(8.0)
+
+
+def secured(engine: str, *, count: int = 3, **options: Any) -> tuple[Tree, list[dict[str, Any]]]:
+    """FedAvg's state after some rounds under masks, and the ledger's lines, without seconds."""
+    method, options = toys.method("fedavg", secure=FIXED), {"rules": Rules(secure=FIXED)} | options
+    state, ledger = toys.rounds(method, toys.engine(engine, method, [toys.federation()]), count, **options)
+    return state, [{key: value for key, value in one.line().items() if key != "seconds"} for one in ledger]
+
+
+def mean_of(secure: Fixed | None, by: By, engine: str = "loop", **options: Any) -> Tree:
+    """That of one exchange, in double precision, in which the plain mean is exact enough to compare with."""
+    method = toys.method("fedavg", torch.float64, secure=secure)
+    made = toys.engine(engine, method, [toys.federation(labelled=(True,) * 5 + (False,) * 5)])
+    clients = Clients(made, torch.arange(toys.MEMBERS), 0, rules=Rules(secure=secure), **options)
+    return clients.mean(method.fit, shared=toys.start(method), by=by)
+
+
+@pytest.mark.parametrize("by", ["clients", "labelled", "examples"])
+def test_a_secure_mean_is_the_plain_mean_to_half_the_resolution(by: By) -> None:
+    assert 0 < toys.gap(mean_of(None, by), mean_of(FIXED, by)) <= FIXED.resolution / 2
+
+
+def test_the_order_of_clients_does_not_matter_to_a_bit() -> None:
+    method = toys.method("fedavg", secure=FIXED)
+    engine, means = toys.engine("loop", method, [toys.federation()]), []
+    for ids in (torch.arange(toys.MEMBERS), torch.arange(toys.MEMBERS).flip(0)):
+        clients = Clients(engine, ids, 0, rules=Rules(secure=FIXED))
+        means.append(clients.mean(method.fit, shared=toys.start(method), by="examples"))
+    assert toys.same(*means)
+
+
+@pytest.mark.parametrize("engine", ["chunked", "loop"])
+def test_engines_agree(engine: str) -> None:
+    expected, lines = secured("vector")
+    found, same_lines = secured(engine)
+    assert toys.gap(expected, found) < 1e-5
+    assert lines == same_lines
+
+
+def test_whole_rounds_are_replayed_and_counted_alike() -> None:
+    results = []
+    for graphs in (True, False):
+        method = toys.method("fedavg", secure=FIXED)
+        engine = make("vector", method, toys.federation(), "cpu", graphs=graphs)
+        training = Training(method, [toys.federation()], engine, Plan(rounds=6, cohort=5, evaluate_every=6))
+        training.complete()
+        results.append((training.states[0], training.sent))
+    assert toys.gap(results[0][0], results[1][0]) < 1e-6
+    assert results[0][1] == results[1][1]
+
+
+def test_the_ledger_counts_keys_and_shares() -> None:
+    """By hand, for 5 clients and 64 * 8 + 8 + 8 * 10 + 10 numbers."""
+    _, (line,) = secured("loop", count=1)
+    numbers = 610
+    step = numbers * 4 + 5 * 8 + 8  # the model, whose shares came, and what a client counts for
+    assert line["down"] == 5 * (5 * (8 + 96) + step + 5 * 94 + 5 * 8)
+    assert line["up"] == 5 * (96 + 5 * 94 + (numbers + 1) * 8 + 5 * 33)
+
+
+def losing(*clients: int) -> Callable[[torch.Tensor, int, str], torch.Tensor]:
+    """Replies of these come too late."""
+    return lambda ids, number, step: torch.isin(ids, torch.tensor(clients)) * SLOW
+
+
+def test_lost_clients_are_survived_by_more_than_half() -> None:
+    few = mean_of(FIXED, "examples", faults=losing(0, 1, 2))
+    method = toys.method("fedavg", torch.float64)
+    clients = Clients(
+        toys.engine("loop", method, [toys.federation(labelled=(True,) * 5 + (False,) * 5)]), torch.arange(3, 7), 0
+    )
+    assert toys.gap(few, clients.mean(method.fit, shared=toys.start(method), by="examples")) <= FIXED.resolution / 2
+    none = mean_of(FIXED, "examples", faults=losing(0, 1, 2, 3))  # four of seven
+    assert toys.gap(none, tree.map(torch.zeros_like, none)) == 0
+
+
+def test_with_too_few_nobody_is_heard_and_nothing_moves() -> None:
+    state, (line,) = secured("vector", count=1, faults=losing(*range(toys.MEMBERS)))
+    assert (line["asked"], line["answered"]) == (5, 0)
+    assert toys.same(state, toys.start(toys.method("fedavg")))
+    method = toys.method("fedavg", secure=FIXED)
+    two = Clients(toys.engine("loop", method, [toys.federation()]), torch.tensor([1, 2]), 0, rules=Rules(secure=FIXED))
+    mean = two.mean(method.fit, shared=toys.start(method))
+    assert toys.gap(mean, tree.map(torch.zeros_like, mean)) == 0
+    assert two.ledger[0].line()["answered"] == 0
+
+
+def test_single_replies_cannot_be_asked_for() -> None:
+    method = toys.method("fedavg", secure=FIXED)
+    clients = Clients(toys.engine("loop", method, [toys.federation()]), toys.cohort(0), 0, rules=Rules(secure=FIXED))
+    with pytest.raises(ProtocolError, match=r"come under masks: ask for their mean"):
+        clients.run(method.fit, shared=toys.start(method))
+
+
+def test_a_reply_that_is_not_finite_is_lost_and_no_more() -> None:
+    _, (line,) = secured("vector", count=1, faults=lambda ids, number, step: (ids == toys.cohort(0)[0]) * NAN)
+    assert line["answered"] == 4
+
+
+def test_only_floating_point_numbers_are_masked() -> None:
+    with pytest.raises(SettingError, match="'seen' of a reply is int64"):
+        FIXED.round({"seen": torch.ones(2, dtype=torch.long)})
+    half = torch.tensor([1.5, 6.0, -20.0], dtype=torch.float16)
+    assert FIXED.round({"a": half})["a"].tolist() == [1.5, 6.0, -8.0]
+
+
+@pytest.mark.parametrize("name", ["pefll", "pfedhn", "odpflhn", "fedprox", "fedu", "clusteredfl", "atp", "knnper"])
+def test_methods_that_read_replies_one_by_one_are_refused(name: str) -> None:
+    with pytest.raises(
+        SettingError, match=r"--secure-mean shows means alone, but the server of \w+ reads the replies to"
+    ):
+        toys.method(name, secure=FIXED)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"average": "median"}, "--average median would have to see every reply"),
+        ({"clip_update": 1.0}, "--secure-mean hides the size of a reply"),
+        ({"faults": "drop=0.1,flip=0.1"}, "--faults flip spoils single replies"),
+        ({"cohort": 2}, "--cohort of at least 3; got 2"),
+    ],
+)
+def test_what_would_have_to_see_replies_is_refused(settings: dict[str, Any], sentence: str) -> None:
+    method = toys.method("fedavg", secure=FIXED)
+    with pytest.raises(SettingError, match=sentence):
+        train.run(method, toys.federation(), "loop", **{"rounds": 1, "cohort": 3} | settings)
+
+
+def test_a_run_has_the_settings() -> None:
+    values = {"clients": 10, "rounds": 2, "cohort": 4, "secure_mean": True, "secure_range": 3.0, "engine": "vector"}
+    training = Experiment.parse("fedavg", values | {"model": "mlp"}).training()
+    assert training.methods[0].secure == Fixed(3.0)
+    assert training.result(training.complete())["answered"] == 1
+    with pytest.raises(SettingError, match="reads the replies to 'describe', 'fit' one by one"):
+        Experiment.parse("pefll", values).training()

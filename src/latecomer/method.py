@@ -29,6 +29,7 @@ from .nets.subspace import Kind, Subspace
 from .privacy import Release
 from .processors import Processors
 from .schedule import Course, Schedule
+from .secure.fixed import Fixed
 from .settings import check_ranges, flag, setting
 from .steps import asked_in
 from .task import Batch, Batches, Home, Task
@@ -81,6 +82,7 @@ class Method(ABC):
     lr_schedule: Course = "constant"  # of all learning rates in training, on clients and on the server
     rounds: int = 0  # of training, which a schedule has to know
     processors: Processors = Processors()  # what answers go through on their way to the server
+    secure: Fixed | None = None  # whether answers that are averaged travel under masks, and how they are rounded for it
 
     paper: ClassVar[Mapping[str, Any]] = {}
     """The run settings its paper uses, where they differ from latecomer's own defaults."""
@@ -96,6 +98,8 @@ class Method(ABC):
         if self.lr_schedule != "constant" and not self.rounds:
             raise SettingError(f"A {self.lr_schedule} schedule has to know the rounds of training: give rounds=.")
         self.build()
+        if self.secure is not None:
+            self.secure.check(type(self), lossy=self.processors.keeps)
 
     def build(self) -> None:
         """Make networks from the settings, as fields declared by `made()`, and refuse settings that do not agree."""

@@ -120,7 +120,7 @@ class Training:
             self.round,
             run,
             faults=injected(plan.faults, self.federations[run].seed),
-            rules=plan.rules(self.methods[run].processors),
+            rules=plan.rules(self.methods[run].processors, self.methods[run].secure),
             min_replies=plan.min_replies,
             ledger=self.ledgers[run],
         )

@@ -40,6 +40,16 @@ class Settings(Plan, Split, Subject):  # bases from the right: their settings co
         "learning rates over the rounds of training, on clients and on the server: as they are, divided by ten after "
         "half and again after three quarters of the rounds, or along a cosine to zero",
     )
+    secure_mean: bool = setting(
+        False, "mask replies that are only averaged, so that the server sees their sum alone (docs/security.md)"
+    )
+    secure_range: float = setting(
+        8.0,
+        "with --secure-mean, numbers of a reply are clipped to this on either side of zero, raised to a power of two, "
+        "and rounded to an 8-millionth of it",
+        low=1e-6,
+        high=1e6,
+    )
     seed: int = setting(
         0, "first seed: of the split, the initial weights, the cohorts and the batches", low=0, high=10**9
     )

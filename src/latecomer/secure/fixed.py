@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from .. import tree
+from ..errors import SettingError
+from ..steps import answers_of, listed, phases_of, steps
 from ..tree import Tree
 
 LEVELS = 2**23  # on either side of zero: as many as single precision can tell apart there
-WORD = 8  # bytes of a number on the wire
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,31 @@ class Fixed:
         """The unit. A mean differs by at most half of it from that of the clipped numbers."""
         return self.limit / LEVELS
 
+    def check(self, method: type, lossy: bool) -> None:
+        """Refuse a method whose server has to see single replies, and processors that send something else."""
+        rounds = [step for step in steps(method) if "round" in phases_of(method, step)]
+        if read := [step for step in rounds if answers_of(method, step) != "averaged"]:
+            raise SettingError(
+                f"--secure-mean shows means alone, but the server of {method.__name__} reads the replies to "
+                f"{listed(read)} one by one."
+            )
+        if lossy:
+            raise SettingError(
+                "--secure-mean masks every number of a reply; leave topk and quantise out of --processors."
+            )
+
     def round(self, values: Tree) -> Tree:
         """On the client, for one or mapped over many: the nearest multiples of the unit; what is not finite, is NaN."""
+        for path, leaf in tree.flatten(values).items():
+            if not leaf.is_floating_point():
+                kind = str(leaf.dtype).removeprefix("torch.")
+                raise SettingError(f"--secure-mean masks floating-point numbers; {path!r} of a reply is {kind}.")
+        return tree.map(self._rounded, values)
 
-        def rounded(leaf: Tensor) -> Tensor:
-            near = (leaf.clamp(-self.limit, self.limit) / self.resolution).round() * self.resolution
-            return torch.where(leaf.isfinite(), near, torch.nan)
-
-        return tree.map(rounded, values)
+    def _rounded(self, leaf: Tensor) -> Tensor:
+        numbers = leaf.to(torch.promote_types(leaf.dtype, torch.float32))
+        near = (numbers.clamp(-self.limit, self.limit) / self.resolution).round() * self.resolution
+        return torch.where(numbers.isfinite(), near, torch.nan).to(leaf.dtype)
 
     def whole(self, values: Tree, weight: int) -> Tensor:
         """On the client: what it masks, of rounded values. Their whole numbers times the weight, and the weight."""

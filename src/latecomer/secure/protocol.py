@@ -33,20 +33,12 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError
-from .shares import SECRET, SHARE, factors, join, split
+from .shares import factors, join, split
+from .sizes import FEWEST, KEYS, NONCE, SECRET, SHARE, threshold
 
 Words = NDArray[np.uint64]  # numbers modulo 2^64
 
-FEWEST = 3  # clients: of a sum of two, each knows the other's part
-KEYS = 3 * SECRET  # bytes that a client advertises: to seal by, to mask by, and a digest of its own seed
-NONCE, TAG = 12, 16
-SEALED = NONCE + 2 * SHARE + TAG  # bytes of what one client seals for another
 PIECE = 2**13  # words of a mask at a time: they stay in the cache
-
-
-def threshold(clients: int) -> int:
-    """How many of so many clients must stay to the end: more than half."""
-    return clients // 2 + 1
 
 
 # on the client
@@ -202,7 +194,9 @@ def _open(key: ChaCha20Poly1305, box: bytes) -> bytes:
 
 def _add_masks(numbers: Words, masks: Iterable[tuple[bool, bytes]]) -> None:
     """Add the mask of every seed, or take it off: AES-256 in counter mode, in words."""
-    streams = [(np.add if add else np.subtract, Cipher(AES256(seed), CTR(bytes(16))).encryptor()) for add, seed in masks]
+    streams = [
+        (np.add if add else np.subtract, Cipher(AES256(seed), CTR(bytes(16))).encryptor()) for add, seed in masks
+    ]
     blank, buffer = memoryview(bytes(8 * PIECE)), bytearray(8 * PIECE + 15)
     for first in range(0, len(numbers), PIECE):
         part = numbers[first : first + PIECE]

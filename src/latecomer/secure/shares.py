@@ -10,9 +10,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from ..errors import ProtocolError
+from .sizes import SECRET, SHARE
 
 PRIME = 2**256 + 297  # the first above all secrets
-SECRET, SHARE = 32, 33  # bytes
 
 
 def split(secret: bytes, points: Sequence[int], threshold: int) -> dict[int, bytes]:
