@@ -48,7 +48,6 @@ PLACES: dict[str, str] = {
     "flwr_datasets": "data",
     "datasets": "data",
     "dp_accounting": "privacy",
-    "cryptography": "secure",
     "faiss": "ops.search",
     "rich": "cli",
     "fastapi": "serve",

@@ -68,10 +68,9 @@ class Fixed:
         numbers = (torch.cat([torch.zeros(0, dtype=torch.float64), *flat]) / self.resolution).long()
         return torch.cat([numbers * weight, torch.tensor([weight])])
 
-    def mean(self, total: Tensor) -> tuple[Tensor, int]:
-        """On the server: the weighted mean, in double precision, and the weight of all clients together."""
-        weight = int(total[-1])
-        return total[:-1].double() * self.resolution / max(weight, 1), weight
+    def sums(self, total: Tensor) -> tuple[Tensor, int]:
+        """On the server: weighted sums, in double precision, and the weight of all clients together."""
+        return total[:-1].double() * self.resolution, int(total[-1])
 
 
 def largest_cohort(weight: int) -> int:
