@@ -2,14 +2,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench docs page clean
+.PHONY: demo test slow check bench docs page clean
 .NOTPARALLEL:
 
 demo: .venv/core
 	$(BIN)/latecomer demo
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal --cov
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses auto --dist worksteal --cov
+
+# What needs other processes: a Ray cluster, a SuperLink with its nodes, runs that are killed.
+slow: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
 
 check: .venv/dev
 	$(BIN)/ruff format --check -q

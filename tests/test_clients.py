@@ -314,7 +314,8 @@ def test_ledger_lines(engine: str) -> None:
 
 
 def test_a_ledger_line_reads_its_numbers_late() -> None:
-    exchange = Exchange(7, "fit", torch.tensor(5), torch.tensor(4), 100, 30, lambda: 0.25)
+    asked, answered = torch.tensor([True] * 5 + [False]), torch.tensor([True] * 3 + [False, True, False])
+    exchange = Exchange(7, "fit", torch.arange(10, 16), asked, answered, 100, 30, lambda: 0.25)
     assert exchange.line() == {
         "round": 7,
         "step": "fit",
@@ -323,6 +324,7 @@ def test_a_ledger_line_reads_its_numbers_late() -> None:
         "down": 500,
         "up": 120,
         "seconds": 0.25,
+        "unheard": [13],
     }
 
 
@@ -356,7 +358,7 @@ def test_messages_of_different_shapes_go_out_one_by_one_and_rows_come_back_in_or
     assert replies.heard.tolist() == [True, True, False, True]
     alone = cohort(faults=silent(3)).run(METHOD.total, each={"value": torch.ones(4, 1)})
     assert torch.equal(replies.weight, alone.weight)
-    assert [(int(e.asked), e.down_each) for e in clients.ledger] == [(2, 8), (1, 4)]
+    assert [(int(e.asked.sum()), e.down_each) for e in clients.ledger] == [(2, 8), (1, 4)]
 
 
 def test_one_sending_may_stand_alone() -> None:

@@ -22,20 +22,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "engines": ("engines",),
     "core": (
         *("tree", "task", "method", "clients", "replies", "learn", "optim", "rounds", "evaluate", "faults", "privacy"),
-        *(
-            "schedule",
-            "steps",
-            "settings",
-            "plan",
-            "checks",
-            "cohorts",
-            "tally",
-            "secure",
-            "robust",
-            "methods",
-            "nets",
-            "data",
-        ),
+        *("schedule", "steps", "settings", "plan", "checks", "cohorts", "tally", "robust", "processors"),
+        *("secure", "methods", "nets", "data"),
     ),
     "operations": ("ops",),
     "ground": ("errors", "private", "tensorfile", "__version__"),  # imports nothing of ours

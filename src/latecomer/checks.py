@@ -24,6 +24,8 @@ def check_training(method: Method, federations: Sequence[Federation], plan: Plan
         raise SettingError(f"--cohort must be at most the number of training clients, {smallest}; got {plan.cohort}.")
     if plan.min_replies > plan.cohort:
         raise SettingError(f"--min-replies must be at most the cohort of {plan.cohort}; got {plan.min_replies}.")
+    if plan.average != "mean" and method.processors.central:
+        raise SettingError(f"--processors {method.processors} adds noise to sums; --average {plan.average} is none.")
     if plan.clip_update and not any(answers_of(type(method), step) != "message" for step in steps(type(method))):
         raise SettingError(
             f"--clip-update limits changes, but no step of {type(method).__name__} is declared to answer one."

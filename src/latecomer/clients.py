@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -126,6 +127,7 @@ class Clients:
     faults: Faults | None = None  # what goes wrong on purpose
     rules: Rules = field(default_factory=Rules)
     min_replies: int = 0  # with fewer replies the round is given up
+    noise: Callable[[str, int, torch.dtype], Tensor] | None = None  # (step, size, kind): the server's own, for means
     ledger: list[Exchange] = field(default_factory=list)
     silent: Tensor | None = None  # silent once, silent for the rest of the round
     held: Tree = field(default_factory=dict)  # what every client was sent earlier this round
@@ -166,7 +168,8 @@ class Clients:
         by: By = "clients",
     ) -> Tree:
         """The mean of the replies; they are folded as they come and never stacked."""
-        return self._exchange(step, Sending(shared or {}, each or {}, tuple(recall)), by).mean()
+        noise = partial(self.noise, step.__name__) if self.noise else None
+        return self._exchange(step, Sending(shared or {}, each or {}, tuple(recall)), by).mean(noise)
 
     def send(self, step: Step, sendings: Sending | Sequence[Sending]) -> Replies:
         """Let every client do `step` with what was prepared for it: one exchange a sending, and rows as `run` has them.
@@ -211,7 +214,7 @@ class Clients:
             faults = upload(self.faults(self.ids, self.number, name).long(), silent.device)
             silent = silent | (faults == DROP)
         kind = answers_of(type(step.__self__), name) if inspect.ismethod(step) else "message"
-        rules = self.rules.for_answers(kind) if self.phase == "round" else replace(self.rules, secure=None)
+        rules = self.rules.for_answers(kind, self.phase)
         if rules.secure is not None and fold is None:
             raise ProtocolError(f"The replies to {name!r} come under masks: ask for their mean, by `clients.mean`.")
         collector = Collector(fold, self.phase == "round", rules)

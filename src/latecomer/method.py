@@ -31,7 +31,7 @@ from .processors import Processors
 from .schedule import Course, Schedule
 from .secure.fixed import Fixed
 from .settings import check_ranges, flag, setting
-from .steps import asked_in
+from .steps import Phase, answers_of, asked_in, phases_of, steps
 from .task import Batch, Batches, Home, Task
 from .tree import Tree
 
@@ -98,6 +98,11 @@ class Method(ABC):
         if self.lr_schedule != "constant" and not self.rounds:
             raise SettingError(f"A {self.lr_schedule} schedule has to know the rounds of training: give rounds=.")
         self.build()
+        if self.processors:
+            kind = type(self)
+            rounds = [step for step in steps(kind) if "round" in phases_of(kind, step)]
+            own = [step for step in steps(kind) if self.release(step) is not None]
+            self.processors.check(kind.__name__, {step: answers_of(kind, step) for step in rounds}, own)
         if self.secure is not None:
             self.secure.check(type(self), lossy=self.processors.keeps)
 
@@ -165,8 +170,13 @@ class Method(ABC):
         return 0
 
     def release(self, step: str) -> Release | None:
-        """What an answer to a step gives away of a client's examples, where noise limits that; it is counted."""
+        """What an answer to a step gives away of a client's examples, where the method's own noise limits that."""
         return None
+
+    def gives_away(self, step: str, phase: Phase) -> Release | None:
+        """What an answer gives away, by noise of the method's own or that of processors, in rounds; it is counted."""
+        own = self.release(step)
+        return self.processors.promise if own is None and phase == "round" else own
 
     def review(self, federations: Sequence[Federation], engine: Engine, rounds: int = 0) -> list[str]:
         """Before training: what a user should know about so many rounds on these data; raises where it cannot work."""

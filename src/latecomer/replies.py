@@ -11,11 +11,11 @@ from torch import Tensor
 
 from . import tree
 from .ops.sums import chosen, weighted_sum
-from .processors import Processors
+from .processors import Noise, Processors
 from .robust import Average, average
 from .secure.fixed import Fixed
 from .secure.sizes import FEWEST, WORD, threshold
-from .steps import Answers
+from .steps import Answers, Phase
 from .tree import Tree
 
 By = Literal["clients", "labelled", "examples"]  # a mean over all clients, those with labels, or labelled examples
@@ -31,9 +31,9 @@ class Rules:
     processors: Processors = Processors()  # what replies went through on the client's side
     secure: Fixed | None = None  # how numbers are rounded that come under masks: nobody sees them, but their sum
 
-    def for_answers(self, answers: Answers) -> Rules:
-        """Those for one step; only a change has a size that can be too large, and masks are for what is averaged."""
-        secure = self.secure if answers == "averaged" else None
+    def for_answers(self, answers: Answers, phase: Phase) -> Rules:
+        """Those for one step; only a change has a size that can be too large, and only rounds have masks, on means."""
+        secure = self.secure if answers == "averaged" and phase == "round" else None
         return replace(self, secure=secure, clip_update=0.0 if answers == "message" else self.clip_update)
 
 
@@ -81,7 +81,10 @@ class Collector:
     """
 
     def __init__(self, fold: By | None, counted: bool = True, rules: Rules | None = None) -> None:
-        self.by, self.counted, self.rules = fold or "clients", counted, rules or Rules()
+        self.counted, self.rules = counted, rules or Rules()
+        if self.rules.processors.central and fold == "examples":
+            fold = "labelled"  # how much noise a sum needs is known only where each client weighs one
+        self.by: By = fold or "clients"
         self.fold = fold if self.rules.average == "mean" else None  # a robust average has to see all rows
         self.parts: list[_Table] = []  # folded: one, of sums
         self.weights: list[Tensor] = []
@@ -114,10 +117,10 @@ class Collector:
 
         `like` is a reply, of which only the kinds of number are looked at.
         """
-        table, flat = _Table.of(tree.map(lambda leaf: leaf[None], like)), tree.flatten(sums)
-        rows = {kind: torch.cat([flat[path].flatten() for path in some]) for kind, some in table.paths.items()}
-        self.parts, self.heards, self.weights = [replace(table, rows=rows)], [heard], [heard.float()]
+        table = _Table.of(tree.map(lambda leaf: leaf[None], like)).with_row(sums)
+        self.parts, self.heards, self.weights = [table], [heard], [heard.float()]
         self.total = torch.tensor(float(count), dtype=torch.float64)
+        self.up_each = WORD * (1 + sum(leaf.numel() for leaf in tree.leaves(like)))
 
     def heard(self, asked: Tensor) -> Tensor:
         """Who was. Under masks that is nobody unless enough were: else no sum could be unmasked."""
@@ -137,15 +140,20 @@ class Collector:
             self.rules,
         )
 
-    def mean(self) -> Tree:
+    def mean(self, noise: Noise | None = None) -> Tree:
+        """The mean; with `noise` where the rules say that the server adds some to every sum."""
         if self.fold is None:
             return self.replies().mean(self.by)
-        total = self.total
-        if total is None:
+        count, sums = self.total, self.parts[0]
+        if count is None:
             counts = _count(torch.cat(self.heards), torch.cat(self.weights), self.fold)
-            total = (counts if self.rules.secure is None else counts.double()).sum()
-        total = total.clamp(min=1)
-        return self.parts[0].map(lambda sums: sums / total.to(sums.dtype)).as_sent().tree()
+            count = (counts if self.rules.secure is None else counts.double()).sum()
+        if (central := self.rules.processors.central) is not None and noise is not None:
+            noisy = central.add(sums.tree(), noise)
+            sums = sums.with_row(
+                tree.map(lambda leaf: leaf * (count > 0), noisy)
+            )  # of nobody's replies there is no sum
+        return sums.map(lambda part: part / count.clamp(min=1).to(part.dtype)).as_sent().tree()
 
 
 def _count(heard: Tensor, weight: Tensor, by: By) -> Tensor:
@@ -204,6 +212,12 @@ class _Table:
         norms = torch.stack([rows.square().sum(-1) for rows in floats]).sum(0).sqrt()
         share = (most / norms.clamp(min=1e-30)).clamp(max=1)
         return self.map(lambda rows: rows * share[:, None].to(rows.dtype) if rows.is_floating_point() else rows)
+
+    def with_row(self, row: Tree) -> _Table:
+        """Of the same leaves another row, which may be of another precision."""
+        flat = tree.flatten(row)
+        joined = {kind: torch.cat([flat[path].reshape(-1) for path in some]) for kind, some in self.paths.items()}
+        return replace(self, rows=joined)
 
     def as_sent(self) -> _Table:
         """With the kinds of number that clients sent; means of whole numbers are fractions."""

@@ -65,7 +65,7 @@ def perform(method: Any, step: str, home: Any, sent: Mapping[str, Any], phase: P
         return reply
     answers = answers_of(type(method), step)
     if method.processors:
-        reply, left = method.processors.outgoing(reply, answers, home, home.left.get(step, {}))
+        reply, left = method.processors.outgoing(reply, answers, home, home.left.get(step, {}), step)
         if left:
             home.left = home.left | {step: left}
     if method.secure is not None and answers == "averaged":

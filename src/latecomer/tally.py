@@ -16,6 +16,7 @@ from .errors import MissingExtra
 from .method import Method
 from .ops.upload import upload
 from .privacy import Release
+from .steps import phase_of
 from .tree import Tree
 
 
@@ -49,7 +50,8 @@ class Tally:
         return self.engine.one_by_one
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
-        releases = [self.methods[ask.run].release(step) for ask in asks]
+        phase = phase_of(asks[0].round, asks[0].scratch)  # all are in the same
+        releases = [self.methods[ask.run].gives_away(step, phase) for ask in asks]
         counted = [ask if one is None else self._count(step, ask, one) for ask, one in zip(asks, releases, strict=True)]
         self.engine.exchange(step, counted)
 
@@ -86,19 +88,21 @@ class Tally:
         pairs = [pair for pair in zip(self.released[runs], self.federations[runs], strict=True) if pair[0].promise]
         if not pairs or (promise := pairs[0][0].promise) is None:
             return {}
+        processors = self.methods[runs][0].processors
         told = {
             "epsilon": promise.epsilon,
             "delta": promise.delta,
             "mechanism": "analytic Gaussian (Balle and Wang 2018)",
             "noise_multiplier": promise.sigma,
-            "covers": "one example, replaced by another, in one answer",
-            "does_not_cover": "what members send during training, and how many examples a client has",
+            "covers": processors.covers or "one example, replaced by another, in one answer",
+            "does_not_cover": processors.does_not_cover
+            or "what members send during training, and how many examples a client has",
             "budget": promise.budget or None,
             "refused": sum(int(released.refused) for released, _ in pairs),
             "worst": (worst := _worst(pairs, promise.delta, latecomers=False)),
             "worst_by_dp_accounting": _second_opinion(promise, worst["answers"]),
         }
-        late = any(federation.first_late < len(federation) for _, federation in pairs)
+        late = not processors.promise and any(federation.first_late < len(federation) for _, federation in pairs)
         return told | ({"latecomers": _worst(pairs, promise.delta, latecomers=True)} if late else {})
 
 

@@ -20,6 +20,7 @@ from .errors import SettingError, TooFewReplies, within_memory
 from .evaluate import Scores, evaluate, over_seeds
 from .faults import failing_since, injected
 from .method import Method
+from .ops.shuffle import mix, normal, purpose
 from .plan import Plan as Plan
 from .settings import parse
 from .sweep.lockstep import Lockstep
@@ -60,6 +61,7 @@ class Training:
         self.ledgers: list[list[Exchange]] = [[] for _ in federations]
         self.sent = [dict.fromkeys(("down", "up", "client_rounds", "asked", "answered"), 0) for _ in federations]
         self.diverged: list[int | None] = [None for _ in federations]  # the round since which most replies failed
+        self.entropy: Callable[[int], Tensor] | None = None  # where the server's noise comes from; None: simulated
         self.skipped = [0 for _ in federations]  # rounds that had too few replies
         self.best: list[Best | None] = [None for _ in federations]
         self.states = [
@@ -122,6 +124,7 @@ class Training:
             faults=injected(plan.faults, self.federations[run].seed),
             rules=plan.rules(self.methods[run].processors, self.methods[run].secure),
             min_replies=plan.min_replies,
+            noise=partial(self._noise, run),
             ledger=self.ledgers[run],
         )
         try:
@@ -129,6 +132,15 @@ class Training:
         except TooFewReplies:  # the ledger says so; the next round begins where this one did
             self.skipped[run] += 1
             return self.states[run]
+
+    def _noise(self, run: int, step: str, size: int, kind: torch.dtype) -> Tensor:
+        """The server's noise: simulated it repeats, as all that is random does; for real clients it must be secret."""
+        if self.entropy is None:
+            seed, counter = torch.tensor(self.federations[run].seed), torch.arange(2 * size)
+            words = mix(seed, self.round, purpose(f"noise on the mean of {step}"), counter)
+        else:
+            words = self.entropy(2 * size)
+        return normal(words).to(self.engine.device, kind)
 
     def evaluate(self) -> dict[str, Any]:
         """Score the members, validators, and the latecomers if they are watched; keep the best state of every run."""

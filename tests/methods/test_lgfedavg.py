@@ -72,7 +72,7 @@ def test_a_latecomer_trains_the_common_body_for_the_common_head() -> None:
     made = make("vector", method, [FEDERATION], "cpu")
     ledger: list = []
     sent = method.personalise(state, Clients(made, torch.arange(3), -1, scratch=1, ledger=ledger))
-    assert [(exchange.step, int(exchange.asked)) for exchange in ledger] == [("arrive", 1)]
+    assert [(exchange.step, int(exchange.asked.sum())) for exchange in ledger] == [("arrive", 1)]
     close(sent.shared["params"], START)
     late = home(FEDERATION, 2, method.memory(torch.Generator()))
     assert method.arrive(late, params=state["params"]) == {}

@@ -67,7 +67,7 @@ def test_who_has_no_model_yet_trains_one(engine: str) -> None:
     now = (1 - BETA) * START + BETA * local(0)[0]
     expected = [local(0)[1]] + [approach(client, now, now, steps=4) for client in (1, 2)]
     assert flat(made.memories(0)["rows"]["params"]) == pytest.approx(np.stack(expected), abs=1e-12)
-    assert [(exchange.step, int(exchange.asked)) for exchange in ledger] == [("introduce", 3), ("arrive", 2)]
+    assert [(exchange.step, int(exchange.asked.sum())) for exchange in ledger] == [("introduce", 3), ("arrive", 2)]
 
 
 @pytest.mark.parametrize("engine", ["vector", "loop"])

@@ -73,9 +73,15 @@ def summarise(run: Run, result: Mapping[str, Any]) -> None:
             f"Privacy: epsilon {told['epsilon']:g}, delta {told['delta']:g}, for {told['covers']}; {spent(told)}"
         )
         if told["refused"]:
+            noted = run.training.methods[0].processors
+            budget, instead = (
+                ("--privacy-budget", "fewer --rounds ask")
+                if noted.promise
+                else ("--epsilon-budget", "a larger --evaluate-every asks")
+            )
             screen.err(
-                f"Note: {told['refused']} answers were refused, as --epsilon-budget {told['budget']:g} was spent; "
-                "a larger --evaluate-every asks clients less often."
+                f"Note: {told['refused']} answers were refused, as {budget} {told['budget']:g} was spent; "
+                f"{instead} clients less often."
             )
     rates = [flag(name) for name in settings_of(run.training.methods[0]) if name == "lr" or name.endswith("_lr")]
     settings = run.experiment.settings

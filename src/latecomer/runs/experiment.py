@@ -127,8 +127,8 @@ class Experiment:
         s, kind = self.settings, methods.get(self.settings.method)
         training: dict[str, Any] = {}
         if s.rounds:  # else there is only a model from elsewhere to score
-            secure = Fixed(s.secure_range) if s.secure_mean else None
-            training = {"rounds": s.rounds, "lr_schedule": s.lr_schedule, "secure": secure}
+            training = {"rounds": s.rounds, "lr_schedule": s.lr_schedule, "processors": s.stack()}
+            training["secure"] = Fixed(s.secure_range) if s.secure_mean else None
         task = task_for(form, builder(s.model, form.shape, form.text), s.budgets)
         return kind(task=task, clients=s.sized_for or clients, members=members, **training, **self.own)
 

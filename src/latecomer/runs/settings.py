@@ -10,6 +10,7 @@ from typing import Literal
 
 from ..data.split import Split
 from ..plan import Course, Plan
+from ..processors import Processors
 from ..settings import setting
 
 
@@ -40,6 +41,18 @@ class Settings(Plan, Split, Subject):  # bases from the right: their settings co
         "learning rates over the rounds of training, on clients and on the server: as they are, divided by ten after "
         "half and again after three quarters of the rounds, or along a cosine to zero",
     )
+    processors: str = setting(
+        "",
+        "what replies in training go through, in this order: clip=1 (largest norm), noise=2 (on the client) or "
+        "central=2 (on the server; standard deviation as a multiple of twice the norm), topk=0.01 (share of a change "
+        "that is sent), quantise=8 (bits, or 4)",
+    )
+    privacy_delta: float = setting(
+        1e-5, "probability that the privacy of noise= or central= fails", above=0, high=0.999
+    )
+    privacy_budget: float = setting(
+        0.0, "largest epsilon of all answers of a client together, with noise= or central=; 0: no limit", low=0
+    )
     secure_mean: bool = setting(
         False, "mask replies that are only averaged, so that the server sees their sum alone (docs/security.md)"
     )
@@ -67,3 +80,11 @@ class Settings(Plan, Split, Subject):  # bases from the right: their settings co
     )
     name: str = setting("", "name of the run folder (default: method, data, time)")
     out: str = setting("runs", "folder that holds the run folders")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.stack()
+
+    def stack(self) -> Processors:
+        """The processors by which replies go."""
+        return Processors.parse(self.processors, self.privacy_delta, self.privacy_budget)

@@ -78,7 +78,7 @@ class WholeRounds:
         """None where the host has a part in every round: it decides what goes wrong or whether replies are too few,
         looks up memories or the sizes of models, or counts what is released."""
         counted = any(
-            method.release(step) is not None
+            method.gives_away(step, "round") is not None
             for method in training.methods
             for step in steps(type(method))
             if "round" in phases_of(type(method), step)

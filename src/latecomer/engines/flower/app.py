@@ -69,6 +69,7 @@ class Side:
         """One step of the client that the context belongs to, if it agrees to it."""
         client, arrays = int(context.node_config["partition-id"]), message.content.array_records
         header = self.read(message.content, step)
+        phase = phase_of(header.round, header.scratch)
         self.agree(step, header, client)
         notes, work = Notes(context.state, header), getattr(self.method, step)
         sent = unpack(arrays["shared"]) | notes.recall() | unpack(arrays["each"])
@@ -77,13 +78,13 @@ class Side:
         row = self.homes.client_rows(header.run, torch.tensor([client]))[0]
         memory = notes.memory(self.blanks[header.run])
         home = PackedHome(self.homes, row, torch.tensor(header.round), memory, self.entropy, self.homes.room(row))
-        charge(context.state, self.method.release(step), message, header.round)
-        reply = perform(self.method, step, home, sent, phase_of(header.round, header.scratch))
+        charge(context.state, self.method.gives_away(step, phase), message, header.round)
+        reply = perform(self.method, step, home, sent, phase)
         if not bool(tree.finite(reply | {"kept": home.kept})):
             raise ProtocolError("This client's answer was not finite.")  # and the silent keep what they had
         notes.remember(home.kept)
         content = RecordDict({"reply": pack(reply)})
-        if phase_of(header.round, header.scratch) == "round":
+        if phase == "round":
             content["metrics"] = MetricRecord({"weight": int(row[WEIGHT])})
         return Message(content, reply_to=message)
 

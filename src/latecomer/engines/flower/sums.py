@@ -29,8 +29,9 @@ Converse = Callable[[str, Ask, Mapping[int, Tree], Layout], Iterator[tuple[int, 
 
 def take_sum(step: str, ask: Ask, wanted: Layout, converse: Converse) -> None:
     """Hand over the sum of the replies to a step; that of nobody, where too few clients stayed."""
-    secure, like = ask.collector.rules.secure, unflattened(
-        {path: torch.zeros(shape, dtype=getattr(torch, kind)) for path, (kind, shape) in wanted.items()}
+    secure, like = (
+        ask.collector.rules.secure,
+        unflattened({path: torch.zeros(shape, dtype=getattr(torch, kind)) for path, (kind, shape) in wanted.items()}),
     )
     assert secure is not None
     size = sum(leaf.numel() for leaf in tree.leaves(like))
