@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 import scipy.stats
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from torch import Tensor
 from torch.func import vmap
 
+import letters
 import toys
 from latecomer.data import Federation
 from latecomer.engines.flower.app import client_app
 from latecomer.engines.flower.grid import LocalGrid
-from latecomer.engines.flower.wire import Header, pack, unpack
+from latecomer.engines.flower.wire import unpack
 from latecomer.engines.home import Homes, PackedHome, entropy
 from latecomer.methods.odpflhn import ODPFLHN
 from latecomer.tree import Tree
@@ -230,11 +231,10 @@ def _home(federation: Federation) -> PackedHome:
 
 def asked_by_messages(asked: ODPFLHN, encoder: Tree, federation: Federation, count: int) -> Tensor:
     grid = LocalGrid(client_app(asked, [federation]))
-    shared, each = pack({"encoder": encoder}), pack({})
-    headers = [Header("request", -1 - k, 0, (), None).pack() for k in range(count)]  # a round each: it answers once
-    contents = [RecordDict({"header": header, "shared": shared, "each": each}) for header in headers]
+    sent = {"encoder": encoder}  # in a round each: it answers once
+    contents = [letters.request(asked, "request", sent, -1 - k, client=0) for k in range(count)]
     messages = [Message(one, dst_node_id=grid.node(0, 0), message_type="query.request") for one in contents]
-    return torch.stack([unpack(reply.content.array_records["reply"])["v"] for reply in grid.send_and_receive(messages)])
+    return torch.stack([unpack(reply.content["body"])["v"] for reply in grid.send_and_receive(messages)])
 
 
 @pytest.mark.parametrize("strategy", ["plain", "psi, bias 2^23"])

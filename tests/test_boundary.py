@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.serde import recorddict_to_proto
 
+import latecomer
+import letters
 import toys
-from latecomer import tree
+from latecomer import tensorfile, tree
 from latecomer.clients import Clients
 from latecomer.engines import blank
 from latecomer.engines.flower import engine as flower
@@ -20,7 +23,7 @@ from latecomer.engines.flower import reply as replies_
 from latecomer.engines.flower.app import client_app
 from latecomer.engines.flower.engine import Flower
 from latecomer.engines.flower.grid import LocalGrid
-from latecomer.engines.flower.wire import Header, pack, unpack
+from latecomer.engines.flower.wire import pack, unpack
 from latecomer.errors import ModelError, StepError
 from latecomer.tree import Tree
 
@@ -35,12 +38,13 @@ def grid_of(name: str = "fedavg", **options: Any) -> LocalGrid:
     return LocalGrid(client_app(toys.method(name), [toys.federation()], **options))
 
 
-def request(step: str, sent: Tree, round: int = 0, scratch: int | None = None) -> RecordDict:  # noqa: A002
-    header = Header(step, round, 0, (), scratch).pack()
-    return RecordDict({"header": header, "shared": pack(sent), "each": pack({})})
+def request(step: str, sent: Tree, round: int = 0, scratch: int | None = None, **told: Any) -> RecordDict:  # noqa: A002
+    return letters.request(told.pop("method", METHOD), step, sent, round, scratch=scratch, **told)
 
 
 def ask(grid: LocalGrid, client: int, content: RecordDict, step: str = "fit") -> Message:
+    if "client" in content.get("header", {}):
+        content["header"]["client"] = client
     (reply,) = grid.send_and_receive([Message(content, grid.node(0, client), f"query.{step}")])
     return reply
 
@@ -56,13 +60,6 @@ def refusal(reply: Message) -> str:
 
 
 # what a client refuses
-
-
-def array(values: Any, **changes: Any) -> Array:
-    """An array that tells something else than the truth."""
-    made = Array(np.asarray(values))
-    made.__dict__.update(changes)
-    return made
 
 
 class Trap:
@@ -82,6 +79,20 @@ def without(content: RecordDict, name: str) -> RecordDict:
     return content
 
 
+def shared(path: str, value: Any) -> RecordDict:
+    """A message with another leaf."""
+    return letters.with_arrays(request("fit", STATE), lambda arrays: arrays.update({f"shared/{path}": value}))
+
+
+def blob(value: Any) -> RecordDict:
+    """A message whose body is something else."""
+    return RecordDict({**request("fit", STATE), "body": value})
+
+
+def lying(**told: Any) -> RecordDict:
+    return letters.lying(request("fit", STATE), "shared/params/1.bias", **told)
+
+
 def put(content: RecordDict, record: str, key: str, value: Any) -> RecordDict:
     content[record][key] = value
     return content
@@ -93,10 +104,43 @@ def params(**changes: Any) -> Tree:
 
 REQUESTS: dict[str, tuple[Callable[[], RecordDict], str]] = {
     "no header": (lambda: without(request("fit", STATE), "header"), "A message must have a header"),
-    "nothing for each": (lambda: without(request("fit", STATE), "each"), "A message must have a header"),
+    "no body": (lambda: without(request("fit", STATE), "body"), "A message must have a header and a body"),
+    "a record more": (lambda: RecordDict({**request("fit", STATE), "more": ConfigRecord()}), "A message must have"),
+    "nothing for each": (
+        lambda: blob(pack({"shared": STATE})),
+        "A message must have what all clients are sent, and what this one is.",
+    ),
+    "a leaf for each": (lambda: blob(pack({"shared": STATE, "each": torch.ones(1)})), "A message must have what all"),
+    "a body of another sort": (lambda: blob(MetricRecord({"blob": 1})), "The body of a message must be one blob"),
+    "a body that is text": (lambda: blob(ConfigRecord({"blob": "text"})), "The body of a message must be one blob"),
+    "two blobs": (lambda: blob(ConfigRecord({"blob": b"1", "more": b"2"})), "The body of a message must be one blob"),
+    "a blob of numbers": (
+        lambda: blob(ArrayRecord({"blob": Array(np.ones(8, np.uint8))})),
+        "The body of a message must be one blob",
+    ),
+    "a blob of another length": (
+        lambda: blob(ArrayRecord({"blob": Array("uint8", (9,), "safetensors", b"12345678")})),
+        "The body of a message must be one blob",
+    ),
+    "another method": (
+        lambda: request("fit", STATE, method=toys.method("ditto")),
+        "The server trains 'Ditto', and this client 'FedAvg'.",
+    ),
+    "other settings": (
+        lambda: request("fit", STATE, method=toys.method("fedavg", lr=0.25)),
+        "The server's settings of FedAvg (",
+    ),
+    "another version": (
+        lambda: request("fit", STATE, version="99.9"),
+        f"The server runs latecomer 99.9, and this client {latecomer.__version__}.",
+    ),
+    "a training that is a path": (
+        lambda: put(request("fit", STATE), "header", "training", "../../etc"),
+        "A training cannot be called '../../etc'; letters, digits, - and _ make its name.",
+    ),
     "half a header": (
         lambda: RecordDict({**request("fit", STATE), "header": ConfigRecord({"step": "fit", "round": 0})}),
-        "A message's header must tell step, round, run, recall, scratch and nothing else.",
+        "A message's header must tell step, round, run, recall, scratch, method, settings, version, training,",
     ),
     "a round that is no number": (
         lambda: put(request("fit", STATE), "header", "round", 0.5),
@@ -134,25 +178,29 @@ REQUESTS: dict[str, tuple[Callable[[], RecordDict], str]] = {
         "A network was given a weight '1.bias' of shape none; it must be (8,).",
     ),
     "a branch that is a leaf": (
-        lambda: put(request("fit", STATE), "shared", "params", Array(np.ones(1))),
-        "A message has 'params' both as a branch and as a leaf.",
+        lambda: shared("params", np.ones(1)),
+        "A message has 'shared/params' both as a branch and as a leaf.",
     ),
-    "objects": (
-        lambda: put(request("fit", STATE), "shared", "params/1.bias", array([1.0], dtype="object", data=pickled())),
-        "'params/1.bias' is of kind 'object' by 'numpy.ndarray', which does not travel.",
-    ),
-    "objects under another name": (
-        lambda: put(request("fit", STATE), "shared", "params/1.bias", array([1.0], data=pickled())),
-        "The bytes of 'params/1.bias' are not float64 of shape (1,).",
-    ),
+    "objects": (lambda: lying(dtype="OBJECT"), "A message cannot be read: its header is damaged."),
+    "a pickle": (lambda: blob(ConfigRecord({"blob": pickle.dumps(Trap())})), "A message cannot be read: its header is"),
+    "a pickle of NumPy's": (lambda: blob(ConfigRecord({"blob": pickled()})), "A message cannot be read: its header is"),
     "fewer bytes than told": (
-        lambda: put(request("fit", STATE), "shared", "params/1.bias", array(np.ones(8), shape=(10**12,))),
-        "The bytes of 'params/1.bias' are not float64 of shape (1000000000000,).",
+        lambda: lying(shape=[10**12]),
+        "A message cannot be read: the place of tensor 'shared/params/1.bias' is wrong.",
     ),
-    "no array": (
-        lambda: put(request("fit", STATE), "shared", "params/1.bias", array(np.ones(8), data=b"nonsense")),
-        "The bytes of 'params/1.bias' are not float64 of shape (8,).",
+    "bytes of somebody else": (
+        lambda: lying(data_offsets=[0, 32]),
+        "A message cannot be read: the place of tensor",
     ),
+    "fewer numbers than told": (
+        lambda: letters.with_blob(request("fit", STATE), lambda blob: blob[:-1]),
+        "A message cannot be read: its header is damaged.",
+    ),
+    "more numbers than told": (
+        lambda: letters.with_blob(request("fit", STATE), lambda blob: blob + b"1"),
+        "A message cannot be read: it has not as many numbers as its header says.",
+    ),
+    "no bytes": (lambda: blob(ConfigRecord({"blob": b""})), "A message cannot be read: its header is cut off."),
     "nonsense": (
         lambda: request("fit", params(**{"1.bias": torch.full((8,), torch.nan)})),
         "This client's answer was not finite.",
@@ -184,9 +232,9 @@ def test_a_latecomer_does_not_describe_itself_without_noise() -> None:
     method = toys.method("odpflhn-private")
     grid, sent = grid_of("odpflhn-private"), {"encoder": toys.start(method)["learned"]["encoder"]}
     for occasion in ({"round": 0}, {"round": -1}, {"round": -1, "scratch": 1}, {"round": 0, "scratch": 2}):
-        reply = ask(grid, LATECOMER, request("describe", sent, **occasion), "describe")  # type: ignore[arg-type]
+        reply = ask(grid, LATECOMER, request("describe", sent, method=method, **occasion), "describe")  # type: ignore[arg-type]
         assert "'describe'" in refusal(reply)
-    assert ask(grid, LATECOMER, request("request", sent, -1, 1), "request").has_content()
+    assert ask(grid, LATECOMER, request("request", sent, -1, 1, method=method), "request").has_content()
 
 
 def test_scores_do_not_tell_a_latecomers_labels() -> None:
@@ -203,10 +251,46 @@ def test_scores_do_not_tell_a_latecomers_labels() -> None:
 
 def test_a_step_is_answered_once_a_round() -> None:
     grid = grid_of()
-    answers = [ask(grid, MEMBER, request("fit", STATE)) for _ in range(20)]
+    others = [params(**{"1.bias": torch.full((8,), k / 10)}) for k in range(20)]
+    answers = [ask(grid, MEMBER, request("fit", sent)) for sent in others]
     assert [reply.has_content() for reply in answers] == [True] + [False] * 19
     assert refusal(answers[-1]) == "This client has answered 'fit' already in round 0."
     assert ask(grid, MEMBER, request("fit", STATE, 1)).has_content(), "the next round begins anew"
+
+
+@pytest.mark.parametrize(("name", "step"), [("fedavg", "fit"), ("ditto", "fit"), ("odpflhn-private", "request")])
+def test_the_same_message_gets_the_same_reply(name: str, step: str) -> None:
+    """Bit for bit, also with noise in it, which is drawn and paid for once; and a memory moves once."""
+    grid, method = grid_of(name), toys.method(name)
+    state = toys.start(method)
+    sent, occasion = (state, (0, None)) if step == "fit" else ({"encoder": state["learned"]["encoder"]}, (-1, 1))
+    replies, states = [], []
+    for _ in range(3):
+        replies.append(ask(grid, MEMBER, request(step, sent, *occasion, method=method), step).content)
+        states.append(recorddict_to_proto(grid.context(grid.node(0, MEMBER)).state).SerializeToString())
+    assert replies[0] == replies[1] == replies[2]
+    assert len(set(states)) == 1
+    assert "already" in refusal(ask(grid, MEMBER, request(step, sent, *occasion, method=method, training="b"), step))
+
+
+def test_a_round_that_is_asked_for_again_begins_with_the_memory_before_it() -> None:
+    """A server that was killed after an evaluation goes on with the round before, with which it had not finished."""
+    grid, method = grid_of("ditto"), toys.method("ditto")
+    state = toys.start(method)
+
+    def memory() -> Tree:
+        return unpack(grid.context(grid.node(0, MEMBER)).state["memory"])
+
+    found = []
+    for number, scratch in ((0, None), (1, None), (-1, 1), (1, None), (2, None)):
+        step = "fit" if scratch is None else "score"
+        reply = ask(grid, MEMBER, request(step, state, number, scratch, method=method), step)
+        assert reply.has_content() == (step == "fit")
+        found.append((memory(), reply.content if reply.has_content() else None))
+    assert toys.same(found[1][0], found[2][0])
+    assert toys.same(found[1][0], found[3][0])
+    assert found[1][1] == found[3][1]
+    assert not toys.same(found[3][0], found[4][0])
 
 
 def test_a_refused_answer_was_an_answer() -> None:
@@ -222,29 +306,33 @@ def test_a_client_does_not_grow_with_the_rounds_that_a_server_invents() -> None:
 
     def records(*rounds: int) -> set[str]:
         for number in rounds:
-            assert ask(grid, LATECOMER, request("fit", sent, number, 1)).has_content()
+            assert ask(grid, LATECOMER, request("fit", sent, number, 1, method=method)).has_content()
         return set(grid.context(grid.node(0, LATECOMER)).state)
 
     assert records(-1, -2, -3) == records(*range(-20, -4), *range(5))
-    assert "already" in refusal(ask(grid, LATECOMER, request("fit", sent, -1, 1))), "an evaluation's own round is kept"
+    other = request("fit", tree.map(torch.zeros_like, sent), -1, 1, method=method)
+    assert "already" in refusal(ask(grid, LATECOMER, other)), "an evaluation's own round is kept"
 
 
 def test_no_count_leaves_a_client_that_personalises() -> None:
     grid, method = grid_of("fedavgplus"), toys.method("fedavgplus")
     for client in (MEMBER, LATECOMER):
-        reply = ask(grid, client, request("tune", toys.start(method), -1, 1), "tune")
-        assert set(reply.content) == {"reply"}
-    assert set(ask(grid, MEMBER, request("fit", toys.start(method))).content) == {"reply", "metrics"}
+        reply = ask(grid, client, request("tune", toys.start(method), -1, 1, method=method), "tune")
+        assert set(reply.content) == {"body"}
+    reply = ask(grid, MEMBER, request("fit", toys.start(method), method=method))
+    assert set(reply.content) == {"body", "metrics"}
 
 
 def test_an_answer_that_is_not_finite_leaves_a_memory_as_it_was() -> None:
     grid, method = grid_of("ditto"), toys.method("ditto")
     state = toys.start(method)
-    assert ask(grid, MEMBER, request("fit", state)).has_content()
-    before = unpack(grid.context(grid.node(0, MEMBER)).state.array_records["memory"])
+    assert ask(grid, MEMBER, request("fit", state, method=method)).has_content()
+    before = unpack(grid.context(grid.node(0, MEMBER)).state["memory"])
     broken = tree.map(lambda leaf: leaf * torch.nan, state)
-    assert refusal(ask(grid, MEMBER, request("fit", broken, 1))) == "This client's answer was not finite."
-    assert toys.same(before, unpack(grid.context(grid.node(0, MEMBER)).state.array_records["memory"]))
+    assert (
+        refusal(ask(grid, MEMBER, request("fit", broken, 1, method=method))) == "This client's answer was not finite."
+    )
+    assert toys.same(before, unpack(grid.context(grid.node(0, MEMBER)).state["memory"]))
 
 
 # what a server does not take
@@ -272,25 +360,31 @@ class Tampering:
 
 def leaf(content: RecordDict, change: Callable[[np.ndarray], np.ndarray]) -> RecordDict:
     """Another '1.bias'."""
-    content["reply"]["1.bias"] = Array(change(content["reply"]["1.bias"].numpy()))
-    return content
+    return letters.with_arrays(content, lambda arrays: arrays.update({"1.bias": change(arrays["1.bias"])}))
 
 
 def weight(value: Any) -> Callable[[RecordDict], RecordDict]:
     return lambda content: RecordDict({**content, "metrics": MetricRecord({"weight": value})})
 
 
-def with_bias(**changes: Any) -> Callable[[RecordDict], RecordDict]:
-    return lambda content: put(content, "reply", "1.bias", array(np.ones(8, np.float32), **changes))
+def saying(**told: Any) -> Callable[[RecordDict], RecordDict]:
+    return lambda content: letters.lying(content, "1.bias", **told)
+
+
+def with_body(blob: bytes) -> Callable[[RecordDict], RecordDict]:
+    return lambda content: letters.with_blob(content, lambda _: blob)
 
 
 def renamed(content: RecordDict) -> RecordDict:
-    return put(content, "reply", "one.bias", content["reply"].pop("1.bias"))
+    return letters.with_arrays(content, lambda arrays: arrays.update({"one.bias": arrays.pop("1.bias")}))
 
 
 def fewer(content: RecordDict) -> RecordDict:
-    del content["reply"]["1.bias"]
-    return content
+    return letters.with_arrays(content, lambda arrays: arrays.pop("1.bias"))
+
+
+def more(content: RecordDict) -> RecordDict:
+    return letters.with_arrays(content, lambda arrays: arrays.update({"x": np.ones(1)}))
 
 
 REPLIES: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
@@ -305,16 +399,19 @@ REPLIES: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
     "infinite": (lambda content: leaf(content, lambda x: x + np.inf), "It is not finite."),
     "a leaf renamed": (renamed, "It lacks '1.bias'."),
     "a leaf missing": (fewer, "It lacks '1.bias'."),
-    "a leaf more": (lambda content: put(content, "reply", "x", Array(np.ones(1))), "It has an unknown 'x'."),
-    "no leaf": (lambda content: RecordDict({**content, "reply": ArrayRecord()}), "It lacks '1.bias'."),
-    "nothing": (lambda content: RecordDict(), "It consists of nothing and should of 'metrics', 'reply'."),
-    "no reply": (lambda content: without(content, "reply"), "It consists of 'metrics' and should of"),
-    "no metrics": (lambda content: without(content, "metrics"), "It consists of 'reply' and should of"),
+    "a leaf more": (more, "It has an unknown 'x'."),
+    "no leaf": (with_body(tensorfile.pack({})), "It lacks '1.bias'."),
+    "nothing": (lambda content: RecordDict(), "It consists of nothing and should of 'body', 'metrics'."),
+    "no reply": (lambda content: without(content, "body"), "It consists of 'metrics' and should of"),
+    "no metrics": (lambda content: without(content, "metrics"), "It consists of 'body' and should of"),
     "a record more": (
         lambda content: RecordDict({**content, "more": ConfigRecord()}),
-        "It consists of 'metrics', 'more'",
+        "It consists of 'body', 'metrics', 'more'",
     ),
-    "a reply of another sort": (lambda content: RecordDict({**content, "reply": ConfigRecord()}), "It consists of"),
+    "a reply of another sort": (
+        lambda content: RecordDict({**content, "body": MetricRecord({"blob": 1})}),
+        "The body of a message must be one blob of bytes.",
+    ),
     "metrics of another sort": (
         lambda content: RecordDict({**content, "metrics": ConfigRecord()}),
         "Its metrics are not",
@@ -325,12 +422,12 @@ REPLIES: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
     "a weight of infinity": (weight(float("inf")), "Its weight is inf and must"),
     "a weight below zero": (weight(-1000), "Its weight is -1000 and must"),
     "a weight above all": (weight(10**9), "Its weight is 1000000000 and must"),
-    "objects": (with_bias(dtype="object", data=pickled()), "'1.bias' is object of shape (8,)"),
-    "objects under another name": (with_bias(data=pickled()), "The bytes of '1.bias' are not float32 of shape (8,)."),
-    "fewer bytes": (with_bias(data=Array(np.ones(4, np.float32)).data), "The bytes of '1.bias' are not float32"),
-    "another way of writing": (with_bias(stype="torch"), "'1.bias' is of kind 'float32' by 'torch'"),
-    "no array": (with_bias(data=b""), "The bytes of '1.bias' are not float32 of shape (8,)."),
-    "too many bytes": (with_bias(data=bytes(10**6)), "'1.bias' has 1000000 bytes, more than float32 of shape (8,)"),
+    "objects": (saying(dtype="OBJECT"), "A message cannot be read: its header is damaged."),
+    "a pickle": (with_body(pickle.dumps(Trap())), "A message cannot be read: its header is cut off."),
+    "a pickle of NumPy's": (with_body(pickled()), "A message cannot be read: its header is cut off."),
+    "fewer bytes": (saying(shape=[4]), "A message cannot be read: the place of tensor '1.bias' is wrong."),
+    "no array": (with_body(b""), "A message cannot be read: its header is cut off."),
+    "too many bytes": (with_body(bytes(10**6)), "A message has 1000000 bytes, and at most 3"),
 }
 
 
@@ -360,19 +457,18 @@ def test_a_reply_from_somebody_else_is_silence(caplog: pytest.LogCaptureFixture)
 
 def test_leaves_are_matched_by_name() -> None:
     def turned(content: RecordDict) -> RecordDict:
-        return RecordDict({**content, "reply": ArrayRecord(dict(reversed(content["reply"].items())))})
+        backwards = dict(reversed(letters.arrays(content).items()))
+        return letters.with_blob(content, lambda _: tensorfile.pack(backwards))
 
     assert toys.same(mean(Tampering(turned))[0], mean(Tampering(None))[0])
 
 
 def test_a_reply_that_is_too_large_is_never_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     unpacked: list[int] = []
-    numbers = replies_.numbers
-    monkeypatch.setattr(
-        replies_, "numbers", lambda path, array: (unpacked.append(len(array.data)), numbers(path, array))[1]
-    )
-    large = Array(np.ones((2000, 1000), np.float32))  # 8 MB
-    for change in (with_bias(data=large.data), lambda content: put(content, "reply", "1.bias", large)):
+    arrays_of = replies_.arrays_of
+    monkeypatch.setattr(replies_, "arrays_of", lambda blob: (unpacked.append(len(blob)), arrays_of(blob))[1])
+    large = np.ones((2000, 1000), np.float32)  # 8 MB, which travel as an array
+    for change in (with_body(bytes(10**5)), lambda content: leaf(content, lambda x: large)):
         assert int(mean(Tampering(change))[1].ledger[0].answered.sum()) == 2
     assert max(unpacked) < 10_000
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Error, Message, RecordDict
-from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto, recorddict_from_proto, recorddict_to_proto
 from torch import Tensor
 
+import letters
 import toys
 from console import environment
 from latecomer import methods, tree
@@ -21,7 +22,7 @@ from latecomer.clients import Clients
 from latecomer.engines import make
 from latecomer.engines.flower import local_engine
 from latecomer.engines.flower.engine import Flower
-from latecomer.engines.flower.wire import Header, pack, payload, unpack
+from latecomer.engines.flower.wire import SMALL, Header, pack, payload, request, unpack
 from latecomer.method import asked_in
 from latecomer.methods.fedavg import FedAvg
 from latecomer.steps import steps
@@ -73,22 +74,33 @@ def test_trees_come_back_exactly(name: str) -> None:
 def test_trees_come_back_exactly_over_a_wire(name: str) -> None:
     """Through the bytes that a SuperLink would carry."""
     local_engine(toys.method("fedavg"), [toys.federation()])  # messages need a process with an identity
-    header = Header("fit", -3, 1, ("embed", "other"), 12)
-    message = Message(RecordDict({"header": header.pack(), "shared": pack(TREES[name])}), 7, "query.fit")
+    header = letters.header(toys.method("fedavg"), "fit", -3, run=1, recall=("embed", "other"), scratch=12)
+    message = Message(request(header, pack(TREES[name])), 7, "query.fit")
     kind = type(message_to_proto(message))
     arrived = message_from_proto(kind.FromString(message_to_proto(message).SerializeToString()))
-    assert identical(unpack(arrived.content.array_records["shared"]), TREES[name])
+    assert identical(unpack(arrived.content["body"]), TREES[name])
     assert Header.unpack(arrived.content.config_records["header"]) == header
 
 
-@pytest.mark.parametrize("header", [Header("fit", 0, 0, (), None), Header("score", -1, 2, ("a",), 0)])
-def test_headers_come_back_exactly(header: Header) -> None:
+@pytest.mark.parametrize("told", [{}, {"round": -1, "run": 2, "recall": ("a",), "scratch": 0, "client": 7}])
+def test_headers_come_back_exactly(told: dict[str, Any]) -> None:
+    header = letters.header(toys.method("fedavg"), "fit", **told)
     assert Header.unpack(header.pack()) == header
+
+
+@pytest.mark.parametrize("size", [1000, SMALL])
+def test_bytes_travel_in_the_record_that_is_fastest_for_so_many(size: int) -> None:
+    """Through a wire, and the numbers stay what they are."""
+    values = {"x": torch.arange(size, dtype=torch.uint8)}
+    record = pack(values)
+    assert type(record) is (ConfigRecord if size < SMALL else ArrayRecord)
+    arrived = recorddict_from_proto(recorddict_to_proto(RecordDict({"body": record})))
+    assert identical(unpack(arrived["body"]), values)
 
 
 @pytest.mark.parametrize("name", TREES)
 def test_the_payload_is_the_bytes_of_the_numbers(name: str) -> None:
-    assert payload(RecordDict({"shared": pack(TREES[name])})) == tree.nbytes(TREES[name])
+    assert payload(RecordDict({"body": pack(TREES[name])})) == tree.nbytes(TREES[name])
 
 
 def test_what_is_unpacked_can_be_written_to() -> None:
@@ -296,7 +308,7 @@ def test_no_data_and_no_memory_is_in_a_message() -> None:
     assert len(seen) == 4
     assert [payload(message.content) for message in seen] == [0] * 4
     assert seen[1].content.metric_records["metrics"]["weight"] == toys.TRAIN[0]
-    assert unpack(engine.grid.contexts[engine.grid.node(0, 0)].state.array_records["memory"]).keys() == {"params"}
+    assert unpack(engine.grid.contexts[engine.grid.node(0, 0)].state["memory"]).keys() == {"params"}
 
 
 def test_clients_are_known_by_their_place_not_by_their_node() -> None:

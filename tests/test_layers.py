@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 # From the top of the house to the bottom. A layer may import itself and what is below it, never what is above.
 LAYERS: dict[str, tuple[str, ...]] = {
     "command line": ("cli", "__main__"),
-    "runs": ("runs", "handover", "serve", "report"),
+    "runs": ("runs", "handover", "deploy", "node", "serve", "report"),
     "training": ("train", "sweep"),
     "engines": ("engines",),
     "core": (
@@ -33,6 +33,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 PLACES: dict[str, str] = {
     "triton": "ops",
     "flwr": "engines.flower",
+    "ray": "engines.ray",
     "flwr_datasets": "data",
     "datasets": "data",
     "dp_accounting": "privacy",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,10 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import vmap
 
-from latecomer import privacy, tree
+import toys
+from latecomer import methods, privacy, tree
+from latecomer.clients import Clients
+from latecomer.engines.flower.spending import ledger
 from latecomer.errors import ProtocolError, SettingError
 from latecomer.processors import Processors, floats
+from latecomer.replies import Rules
+from latecomer.runs.run import restore, snapshot
 from latecomer.steps import Answers
+from latecomer.tally import Tally
+from latecomer.train import Plan, Training
 from latecomer.tree import Tree
 
 STACKS = [
@@ -257,6 +265,139 @@ def test_a_method_that_cannot_keep_the_promise_is_refused() -> None:
     for processors in (central, local):
         with pytest.raises(SettingError, match="ODPFLHN's own noise, on 'request', are two promises"):
             processors.check("ODPFLHN", {"fit": "averaged"}, ["request"])
+
+
+# in a training
+
+
+def training(name: str, engine: str, text: str, budget: float = 0.0, seeds: int = 1, **plan: Any) -> Training:
+    """In double precision, in which what engines do differently is far too small to be rounded to another code."""
+    method = toys.method(name, torch.float64, processors=Processors.parse(text, budget=budget))
+    federations, chosen = toys.federations(seeds), {"rounds": 3, "cohort": 4, "evaluate_every": 3} | plan
+    return Training(method, federations, toys.engine(engine, method, federations), Plan(**chosen))
+
+
+@cache
+def after(name: str, engine: str, text: str) -> tuple[Tree, list[Any], Any]:
+    """What servers and clients have after some rounds, what the ledger says, and what was given away."""
+    going = training(name, engine, text)
+    for _ in range(3):
+        going.advance()
+    lines = [(line["step"], line["asked"], line["answered"], line["up"]) for line in map(_line, going.ledgers[0])]
+    kept = {} if engine == "flower" else {"kept": going.engine.memories(0)}
+    return {"state": going.states[0]} | kept, lines, going.tally.report()
+
+
+def _line(exchange: Any) -> dict[str, Any]:
+    line: dict[str, Any] = exchange.line()
+    return line
+
+
+@pytest.mark.parametrize("engine", ["chunked", "loop", "flower"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("fedavg", "clip=0.1"),
+        ("fedavg", "clip=0.1,central=0.5,quantise=8"),
+        ("fedavg", "topk=0.1,quantise=4"),
+        ("pefll", "clip=0.5,noise=0.1"),
+        ("pefll", "topk=0.05"),
+        ("pefll", "quantise=8"),
+    ],
+)
+def test_every_engine_gives_the_same(name: str, text: str, engine: str) -> None:
+    expected, lines, told = after(name, "vector", text)
+    found, counted, released = after(name, engine, text)
+    expected = expected if "kept" in found else {"state": expected["state"]}
+    assert toys.gap(found, expected) < 1e-5
+    assert (counted, released) == (lines, told)
+    assert toys.gap(expected["state"], after(name, "vector", "")[0]["state"]) > 1e-4, "it does something"
+
+
+def test_the_ledger_counts_the_bytes_that_travel() -> None:
+    plain, sparse = (
+        dict.fromkeys(()) | {line[0]: line[3] // line[2] for line in after("pefll", "vector", text)[1]}
+        for text in ("", "topk=0.05")
+    )
+    method = toys.method("pefll", torch.float64)
+    descriptor, model = method.descriptor or max(2, 1 + method.clients // 4), method.task.model.size
+    assert plain["describe"] == sparse["describe"] == 8 * descriptor
+    assert plain["fit"] == 8 * model
+    assert sparse["fit"] == (8 + 4) * math.ceil(0.05 * model)
+
+
+def test_runs_with_feedback_can_be_resumed() -> None:
+    whole, first, second = (training("pefll", "vector", "topk=0.1,quantise=8", seeds=2, rounds=4) for _ in range(3))
+    for _ in range(4):
+        whole.advance()
+    first.advance()
+    first.advance()
+    restore(second, *snapshot(first))
+    for _ in range(2):
+        second.advance()
+    assert all(toys.same(a, b) for a, b in zip(whole.states, second.states, strict=True))
+    assert toys.same(whole.engine.memories(1), second.engine.memories(1))
+
+
+@pytest.mark.parametrize("text", ["clip=1,noise=2", "clip=1,central=2"])
+def test_what_members_give_away_in_training_is_counted(text: str) -> None:
+    going = training("fedavg", "vector", text, rounds=4, cohort=3)
+    told = going.result(going.complete())["privacy"]
+    took_part = torch.cat([going.cohorts(0, number) for number in range(4)]).bincount(minlength=10)
+    assert going.tally.released[0].answers.tolist() == took_part.tolist(), "neither evaluations nor latecomers cost any"
+    worst = int(took_part.max())
+    assert told["worst"]["answers"] == worst
+    assert told["worst"]["epsilon"] == pytest.approx(privacy.epsilon(worst / 4, 1e-5), rel=1e-5)
+    assert told["worst_by_dp_accounting"] == pytest.approx(told["worst"]["epsilon"], rel=0.01)
+    assert told["covers"].startswith("all of a client's data")
+    assert ("not from the server" in told["covers"]) == ("central" in text)
+    assert "personalisation" in told["does_not_cover"]
+    assert "latecomers" not in told, "of whom nothing is promised"
+
+
+def test_a_client_that_has_spent_its_budget_is_silent() -> None:
+    budget = privacy.epsilon(2 / 4, 1e-5)  # of two answers
+    going = training("fedavg", "vector", "clip=1,noise=2", budget, rounds=5, cohort=7)
+    told = going.result(going.complete())["privacy"]
+    assert going.tally.released[0].answers.tolist() == [2] * 7 + [0] * 3
+    assert (told["refused"], told["budget"]) == (3 * 7, budget)
+
+
+def test_a_real_client_counts_by_itself() -> None:
+    going = training("pefll", "flower", "clip=1,noise=2", privacy.epsilon(4 / 4, 1e-5), cohort=7)
+    for _ in range(3):
+        going.advance()
+    grid = going.engine.grid
+    kept = ledger(grid.context(grid.node(0, 3)).state)
+    assert [entry.round for entry in kept.entries] == [0, 0, 0, 1], "three steps a round, and four answers fit"
+    assert {entry.sigma for entry in kept.entries} == {2.0}
+
+
+def test_the_servers_noise_needs_means() -> None:
+    """A method that says that it only averages, and reads replies one by one, would give away more than is counted."""
+    method = toys.method("fedavg", processors=Processors.parse("clip=1,central=1"))
+    engine, rules = toys.engine("vector", method, [toys.federation()]), Rules(processors=method.processors)
+    clients = Clients(Tally(engine, [method], [toys.federation()]), toys.cohort(0), 0, rules=rules)
+    with pytest.raises(ProtocolError, match="'fit' is to be averaged with noise"):
+        clients.run(method.fit, shared=toys.start(method))
+
+
+def test_methods_that_cannot_are_refused() -> None:
+    with pytest.raises(SettingError, match="the server of PeFLL reads"):
+        toys.method("pefll", processors=Processors.parse("clip=1,central=1"))
+    with pytest.raises(SettingError, match="ODPFLHN's own noise"):
+        toys.method("odpflhn-private", processors=Processors.parse("clip=1,noise=1"))
+    with pytest.raises(SettingError, match="adds noise to sums; --average median is none"):
+        training("fedavg", "vector", "clip=1,central=1", average="median")
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_every_method_can_be_compressed(name: str) -> None:
+    going = training(name, "loop", "topk=0.1,quantise=8", rounds=2)
+    going.advance()
+    going.advance()
+    assert all(bool(exchange.answered.all()) for exchange in going.ledgers[0])
+    assert bool(tree.finite(going.states[0]))
 
 
 # the setting

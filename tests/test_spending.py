@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.common.serde import context_from_proto, context_to_proto
 
+import letters
 import toys
 from console import Command
 from latecomer import privacy, tree
@@ -20,7 +21,6 @@ from latecomer.data import Federation
 from latecomer.engines.flower.app import client_app
 from latecomer.engines.flower.grid import LocalGrid
 from latecomer.engines.flower.spending import LEDGER, ledger
-from latecomer.engines.flower.wire import Header, pack
 from latecomer.method import asked_in
 from latecomer.privacy import Release
 from latecomer.runs.run import restore, snapshot
@@ -58,13 +58,8 @@ class Server:
         self, step: str = "request", number: int = -1, run: int = 0, scratch: int | None = None, **sent: Any
     ) -> str:
         """The reason why the client did not answer; empty: it did."""
-        content = RecordDict(
-            {
-                "header": Header(step, number, run, (), scratch).pack(),
-                "shared": pack(sent or {"encoder": self.encoder}),
-                "each": pack({}),
-            }
-        )
+        sent = sent or {"encoder": self.encoder}
+        content = letters.request(self.method, step, sent, number, run=run, scratch=scratch)
         message = Message(content, dst_node_id=self.grid.node(0, 3), message_type=f"query.{step}")
         (reply,) = self.grid.send_and_receive([message])
         return str(reply.error.reason) if reply.has_error() else ""

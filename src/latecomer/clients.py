@@ -59,6 +59,19 @@ class Ask:
             each, heard = spoil(each, heard, self.faults[rows])
         self.collector.take(each, weight, heard)
 
+    def part(self, rows: slice) -> Ask:
+        """The same, of some of the clients, to be done elsewhere: what all are sent goes there by itself."""
+        return replace(
+            self,
+            ids=self.ids[rows],
+            silent=self.silent[rows],
+            faults=None if self.faults is None else self.faults[rows],
+            shared={},
+            each=tree.row(self.each, rows),
+            recalled={},
+            collector=self.collector.alike(),
+        )
+
 
 class Engine(Protocol):
     """Runs a client step for the clients of one or several asks (several: seeds in lockstep)."""
@@ -204,7 +217,7 @@ class Clients:
 
     def _exchange(self, step: Step, sending: Sending, fold: By | None) -> Collector:
         name = step.__name__
-        self._check(step, sending)
+        self._check(step, sending, rows=fold is None)
         shared, each = tree.detach(sending.shared), tree.detach(sending.each)
         silent = torch.zeros(len(self), dtype=torch.bool, device=self.engine.device)
         if self.silent is not None:
@@ -255,7 +268,7 @@ class Clients:
             before = before if cohort.silent is None else cohort.silent
             cohort._fall_silent(before.masked_scatter(upload(which, silent.device), silent))
 
-    def _check(self, step: Step, sending: Sending) -> None:
+    def _check(self, step: Step, sending: Sending, rows: bool) -> None:
         name, shared, each = step.__name__, sending.shared, sending.each
         check_phase(step, self.phase)
         if name in self.asked:
@@ -264,6 +277,10 @@ class Clients:
             raise ProtocolError(f"Step {name!r} is sent to {int(sending.to.sum())} of {len(self)} clients alone.")
         if both := shared.keys() & each.keys():
             raise ProtocolError(f"Step {name!r} is sent {listed(both)} both as shared and as each.")
+        if self.rules.processors.central and rows and self.phase == "round":
+            raise ProtocolError(
+                f"Step {name!r} is to be averaged with noise, so its replies cannot be read one by one."
+            )
         if unknown := set(sending.recall) - self.held.keys():
             raise ProtocolError(
                 f"Step {name!r} recalls {listed(unknown)}, but this round sent only {listed(self.held)}."

@@ -11,6 +11,8 @@ LatecomerError                 one sentence for a person; the command line print
 ├── RunError                   a run folder or checkpoint that cannot be used
 ├── BundleError                a bundle that cannot be made, or is damaged
 ├── ServerError                a server of models that cannot be reached, refuses, or sends what it did not promise
+├── LinkError                  a SuperLink that cannot be reached, or refuses
+├── ClusterError               a Ray cluster that cannot be reached, does not fit, or loses its workers
 ├── MemoryShortage             the device is out of memory; says which --chunk would fit, or what to make smaller
 └── MissingExtra               an optional dependency that is not installed; says which extra brings it
 """
@@ -74,6 +76,14 @@ class BundleError(LatecomerError):
 
 
 class ServerError(LatecomerError):
+    pass
+
+
+class LinkError(LatecomerError):
+    pass
+
+
+class ClusterError(LatecomerError):
     pass
 
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Generator, Tensor
@@ -113,6 +114,17 @@ class Method(ABC):
         """Fill in fields declared by `made()`; for `build` alone, as a method is frozen after it."""
         for name, part in parts.items():
             object.__setattr__(self, name, part)  # the one place where a frozen method is still being made
+
+    def with_numbers(self, **numbers: Tensor) -> Self:
+        """The same method with tensors in the place of some settings; nothing is checked or built anew."""
+        copied = object.__new__(type(self))
+        copied.set(**vars(self) | numbers)
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A method travels as its class and what it was given; networks are built again where it arrives."""
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        return partial(type(self), **given), ()
 
     @property
     def schedule(self) -> Schedule:

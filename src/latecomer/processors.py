@@ -239,7 +239,7 @@ class Processors:
 
     # on the client
 
-    def outgoing(self, reply: Tree, answers: Answers, home: Home, left: Tree, step: str = "") -> tuple[Tree, Tree]:
+    def outgoing(self, reply: Tree, answers: Answers, home: Home, left: Tree, step: str) -> tuple[Tree, Tree]:
         """What one client sends in the place of its reply, and what is left of it for the next time.
 
         A reply that is not finite arrives as one, and leaves what was left.

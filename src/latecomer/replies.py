@@ -132,6 +132,18 @@ class Collector:
             self.parts = [sums.map(lambda part: torch.where(enough, part, 0)) for sums in self.parts]
         return heard
 
+    def alike(self) -> Collector:
+        """One for a part of the clients, to be added."""
+        return Collector(self.fold, self.counted, self.rules)
+
+    def add(self, part: Collector, device: torch.device) -> None:
+        """What was gathered elsewhere, of the clients that come next."""
+        self.up_each = part.up_each
+        self.heards += [heard.to(device) for heard in part.heards]
+        self.weights += [weight.to(device) for weight in part.weights]
+        tables = [table.map(lambda rows: rows.to(device)) for table in part.parts]
+        self.parts = [self.parts[0].add(tables[0])] if self.fold and self.parts else self.parts + tables
+
     def replies(self) -> Replies:
         return Replies(
             tree.concatenate([part.tree() for part in self.parts]),

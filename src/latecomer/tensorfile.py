@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 KINDS = {
     f"{kind.upper()}{8 * size}": f"<{kind}{size}" for kind in "fiu" for size in (1, 2, 4, 8) if kind + str(size) != "f1"
 }
-KINDS["BOOL"] = "|b1"
+KINDS |= {"BOOL": "|b1", "C64": "<c8"}
 NAMES = {np.dtype(kind): name for name, kind in KINDS.items()}
 
 

@@ -95,7 +95,7 @@ class Training:
 
     def go(self) -> Iterator[dict[str, Any] | None]:
         """Train to the end; yields after every round, with the metrics where it evaluated."""
-        while self.round < self.plan.rounds or not self.evaluations:
+        while self.round < self.plan.rounds or None in self.best:
             began = time.perf_counter()
             if self.plan.rounds:  # else there is only a model from elsewhere to score
                 self.advance()

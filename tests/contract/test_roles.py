@@ -8,8 +8,9 @@ import logging
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import Message
 
+import letters
 import toys
 from latecomer import methods
 from latecomer.clients import Clients
@@ -17,7 +18,7 @@ from latecomer.engines.flower import local_engine
 from latecomer.engines.flower.app import client_app
 from latecomer.engines.flower.engine import Flower
 from latecomer.engines.flower.grid import LocalGrid
-from latecomer.engines.flower.wire import Header
+from latecomer.method import Method
 from latecomer.steps import phases_of, steps
 
 FEDERATION = dataclasses.replace(toys.federation(), validators=1)
@@ -68,7 +69,7 @@ def test_all_else_is_refused_in_a_sentence(name: str, client: int, occasion: tup
     grid = LocalGrid(client_app(method, [FEDERATION]))
     for step in steps(type(method)):
         declared = phases_of(type(method), step)
-        reply = ask(grid, client, step, *occasion)
+        reply = ask(method, grid, client, step, *occasion)
         sentence = reply.error.reason if reply.has_error() else ""
         if phase == "round" and client != MEMBER:
             assert sentence == (
@@ -88,12 +89,11 @@ def test_what_is_no_step_cannot_be_asked_for(name: str) -> None:
     grid = LocalGrid(client_app(method, [FEDERATION]))
     others = {key for key in dir(method) if callable(getattr(method, key)) and not key.startswith("_")}
     for other in sorted(others - set(steps(type(method)))):
-        assert "No query function registered" in ask(grid, MEMBER, other, *EVALUATION).error.reason
+        assert "No query function registered" in ask(method, grid, MEMBER, other, *EVALUATION).error.reason
 
 
-def ask(grid: LocalGrid, client: int, step: str, round: int, scratch: int | None) -> Message:  # noqa: A002
+def ask(method: Method, grid: LocalGrid, client: int, step: str, round: int, scratch: int | None) -> Message:  # noqa: A002
     """A message with nothing in it: a role is refused before anything is looked at."""
-    header = Header(step, round, 0, (), scratch).pack()
-    content = RecordDict({"header": header, "shared": ArrayRecord(), "each": ArrayRecord()})
+    content = letters.request(method, step, {}, round, scratch=scratch, client=client)
     (reply,) = grid.send_and_receive([Message(content, grid.node(0, client), f"query.{step}")])
     return reply

@@ -26,6 +26,8 @@ VERBS = {
     "list": "the methods, data sets, partitions, models and engines there are",
     "show": "a method's settings: their meaning, their defaults and what they allow",
     "serve": "hand out models of a published bundle over HTTP",
+    "flower": "write an app that trains over a SuperLink, let nodes in, and run it",
+    "node": "take part in a federation with data of one's own, over a Flower SuperLink",
     "keys": "make, replace, list and revoke the API keys of a server",
     "completion": "a script that lets a shell complete commands, methods and settings",
 }

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ..errors import SettingError
-from . import screen
+from ..runs.settings import Place
+from ..settings import parse, settings_of
+from . import flags, screen
 from .drive import drive
 
-USAGE = """Usage: latecomer resume FOLDER
+USAGE = """Usage: latecomer resume FOLDER [--workers N] [--ray-address HOST:PORT]
 
 Goes on where the last checkpoint of a stopped run is, with the settings of that run; the result is the same as if it
-had never stopped.
+had never stopped. A run by --engine ray may go on with other workers, and on another cluster.
 """
 
 
 def main(words: list[str]) -> int:
+    place: dict[str, Any] = {}
+    for name in settings_of(Place):
+        value, words = flags.pull(words, name)
+        place |= {name: getattr(parse(Place, {name: value}), name)} if value else {}
     folders = [word for word in words if not word.startswith("-")]
     if len(folders) < len(words):
         raise SettingError(
@@ -28,7 +35,7 @@ def main(words: list[str]) -> int:
         from ..runs import host
         from ..runs.run import Run
 
-        run = Run.resume(Path(folders[0]), host.prepare)
+        run = Run.resume(Path(folders[0]), host.prepare, **place)
     return drive(run)
 
 

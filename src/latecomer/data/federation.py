@@ -231,7 +231,7 @@ class Federation:
             "labelled": bool(self.labelled[client]),
             "rotation": int(self.rotation[client]),
             "budget": SIZES[int(self.budget[client])],
-            **{f"{split}_examples": len(self.rows(split)[client]) for split in SPLITS},
+            **{f"{split}_examples": int(self.rows(split).sizes[client]) for split in SPLITS},
             "classes": " ".join(f"{k}:{n}" for k, n in enumerate(counts.tolist()) if n),
         }
 

@@ -20,6 +20,7 @@ NAMES = {
     "auto": "the faster of vector and loop for this model and device, by timing both",
     "vector": "all clients of a round at once (vmap), in chunks; CUDA graphs on a GPU",
     "loop": "one client at a time; errors name client, round, step and argument",
+    "ray": "any number of workers, each with a core or a GPU, on one machine or many (extra 'ray')",
     "flower": "real Flower messages through an in-process grid (extra 'flower')",
 }
 
@@ -32,12 +33,15 @@ def make(
     *,
     chunk: int = 0,
     graphs: bool = True,
+    workers: int = 0,
+    ray_address: str = "",
 ) -> Engine:
     """An engine by name: what runs client steps for `train.run`, or for `Clients` in a program of one's own.
 
     It serves one federation, or several, one a seed. `NAMES` says what there is. `device` is cpu, cuda, cuda:N, auto,
     or a `torch.device`; `chunk` is how many clients are mapped at once (0: as many as fit) and `graphs=False` has every
-    exchange done as it is written, both for `vector` alone.
+    exchange done as it is written, both for `vector`, and for `ray`, where clients go to workers by the chunk. Of those
+    there are `workers` (0: one for every GPU or core) on the cluster at `ray_address` (empty: on this machine).
     """
     where = pick_device(device)
     federations = [federations] if isinstance(federations, Federation) else federations
@@ -53,6 +57,13 @@ def make(
         from .loop import Loop
 
         return Loop(method, federations, where)
+    if name == "ray":
+        from .ray import spread
+
+        gpus = str(device) != "cpu"
+        return spread(
+            method, federations, where, chunk=chunk, graphs=graphs, workers=workers, address=ray_address, gpus=gpus
+        )
     if name == "flower":
         from .flower import local_engine
 
@@ -75,6 +86,11 @@ def pick_device(device: str | torch.device) -> torch.device:
 def at_hand(name: str) -> str:
     """The same device where this machine has it, else the one it has."""
     return name if name in ("auto", "cpu") or torch.cuda.is_available() else "auto"
+
+
+def computes_on(engine: Engine) -> str:
+    """The device that clients' steps run on, which may be another than the server's."""
+    return str(getattr(engine, "computes_on", engine.device))
 
 
 def describe(device: str) -> str:

@@ -14,17 +14,22 @@ from ..errors import DataError
 from ..runs.files import Replacing
 
 NAMES = {"x": ("x", "x_train"), "y": ("y", "y_train"), "held_x": ("x_val",), "held_y": ("y_val",)}
+NAMES |= {"test_x": ("x_test",), "test_y": ("y_test",)}
 
 
 def read_client(path: str) -> dict[str, NDArray[Any] | None]:
-    """One client's examples `x`, their labels `y` if it has any, and `x_val` and `y_val` that it holds out itself."""
+    """One client's examples `x`, their labels `y` if it has any, and those that it holds out itself.
+
+    `x_val` and `y_val` are to choose by; by `x_test` and `y_test` whoever takes part in a training is scored.
+    """
     known = [name for names in NAMES.values() for name in names]
     found = npz.read(path, lambda _: known, "x, and y where there are labels,")
     arrays = {key: next((found[name] for name in names if name in found), None) for key, names in NAMES.items()}
     if arrays["x"] is None:
         raise DataError(f"{path!r} holds no array x (or x_train): the client's examples; y would be their labels.")
-    if (arrays["held_x"] is None) != (arrays["held_y"] is None):
-        raise DataError(f"{path!r} holds one of x_val and y_val without the other.")
+    for split, x, y in (("val", "held_x", "held_y"), ("test", "test_x", "test_y")):
+        if (arrays[x] is None) != (arrays[y] is None):
+            raise DataError(f"{path!r} holds one of x_{split} and y_{split} without the other.")
     return arrays
 
 

@@ -23,16 +23,18 @@ from ..errors import DataError, SettingError, within_memory
 from ..evaluate import Scores, evaluate, over_seeds
 from ..runs.folder import Folder
 from ..runs.run import client_table
+from ..runs.settings import Place
 from ..settings import dump, parse, setting, settings_of
 from ..sweep.lockstep import Lockstep
 from ..tally import Tally
-from .trained import Trained, unlabelled
+from .own import unlabelled
+from .trained import Trained
 
 OF_THE_RUN = {"unseen", "validators", "labelled", "unseen_alpha"}  # settings of a split that are about members
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class Meeting(Place):
     """What a meeting is asked for, besides how the examples fall to the clients."""
 
     data: str = setting("", "data set of the new clients, of the shape that the run knows; empty: the run's own")
@@ -40,6 +42,7 @@ class Meeting:
     fresh: bool = setting(
         True, "of the run's own data, deal only what no member and no validator of the run had to train or select by"
     )
+    engine: str = setting("", "what runs the clients' steps; `latecomer list engines` names them; empty: as in the run")
     device: str = setting("auto", "cpu, cuda, or auto: cuda where there is one")
     name: str = setting("", "name of the folder (default: run, data, time)")
     out: str = setting("runs", "folder that holds the result's folder")
@@ -80,9 +83,14 @@ def meet(trained: Trained, meeting: Meeting | None = None, **split: Any) -> Met:
     federations, scores, tallies = [], [], []
     for number in range(len(trained.seeds)):
         federation = _own(trained, number) if again else _new(trained, asked, split, number)
-        # a meeting is one evaluation: nothing would be replayed
         engine = make(
-            trained.experiment.settings.engine, trained.method, [federation], at_hand(asked.device), graphs=False
+            asked.engine or trained.experiment.settings.engine,
+            trained.method,
+            [federation],
+            at_hand(asked.device),
+            graphs=False,  # a meeting is one evaluation: nothing would be replayed
+            workers=asked.workers,
+            ray_address=asked.ray_address,
         )
         tally, ids = Tally(engine, [trained.method], [federation]), torch.arange(federation.first_late, len(federation))
         scores += evaluate([trained.method], [trained.states[number]], Lockstep(tally), [ids], 1)

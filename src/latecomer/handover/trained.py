@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 
 from .. import tree
 from ..clients import Clients, Sending
-from ..data import Examples, Federation, Form
-from ..data.arrays import hold_out
-from ..data.federation import Rows, places
+from ..data import Federation, Form
 from ..engines.home import entropy
 from ..engines.loop import Loop
 from ..errors import DataError, RunError, SettingError
@@ -27,7 +25,7 @@ from ..runs.experiment import Experiment
 from ..runs.folder import Folder
 from ..tally import Tally
 from ..tree import Tree
-from . import recipe
+from . import own, recipe
 from .personal import Personal
 
 MOST = 10_000_000  # clients: there is a row for everybody who comes before
@@ -114,22 +112,17 @@ class Trained:
         budget: str = "M",
     ) -> tuple[Federation, int]:
         """The members, of whom nothing is here, and such a client; and which of the run's servers it meets."""
-        x, y = self._checked(x, y, "x", "y")
-        number = self.server(seed)
+        made_of, number = own.checked(self.method, self.form, x, y), self.server(seed)
         if held_out is None:
-            share = self.experiment.settings.validation if (y >= 0).any() else 0.0
-            apart = hold_out(np.zeros(len(y), int), y, share, np.random.default_rng(number))
-            apart &= y >= 0
-            if self.method.needs_labels and not (y[~apart] >= 0).any():
-                apart[:] = False  # what the model is made of comes first
-            held_x, held_y = x[apart], y[apart]
-            x, y = x[~apart], y[~apart]
+            share = self.experiment.settings.validation
+            made_of, held = own.set_aside(self.method, *made_of, share, number)
+        elif len(held_out[0]):
+            held = own.checked(self.method, self.form, *held_out, "held-out ")
         else:
-            held_x, held_y = held_out
-            if len(held_x):
-                held_x, held_y = self._checked(held_x, held_y, "held-out x", "held-out y")
-        held = np.asarray(held_x), np.asarray(held_y)
-        return self._one(x, y, *held, self.seeds[number], client, budget), number
+            held = made_of[0][:0], made_of[1][:0]
+        nothing = held[0][:0], held[1][:0]
+        place = self._place(client)
+        return own.federation(self.form, made_of, held, nothing, self.seeds[number], place, budget), number
 
     def predict(self, new: Any, x: Any, y: Any = None) -> NDArray[np.int64]:
         """Labels for `new` examples of a client that has `x` and `y`."""
@@ -170,50 +163,15 @@ class Trained:
             raise SettingError(f"The run in {self.path} has no seed {seed}; there are: {self.seeds}.")
         return self.seeds.index(seed)
 
-    def _checked(self, x: Any, y: Any, name: str, label: str) -> tuple[NDArray[Any], NDArray[Any]]:
-        """A client's own examples, and their labels, -1 where there are none."""
-        found = self.form.examples(x, name, "your data")
-        y = np.full(len(found), -1) if y is None else self.form.labels(y, len(found), label, "your data")
-        if self.method.needs_labels and not (y >= 0).any():
-            raise DataError(
-                f"{type(self.method).__name__} needs labels to make a client's model; give y, {unlabelled()}."
-            )
-        return found, y
-
-    def _one(
-        self,
-        x: NDArray[Any],
-        y: NDArray[Any],
-        held_x: NDArray[Any],
-        held_y: NDArray[Any],
-        seed: int,
-        client: int | None,
-        budget: str,
-    ) -> Federation:
-        """The members, of whom nothing is here, and one client."""
-        if not len(x):
-            raise DataError("A client needs at least one example that is not held out.")
-        members, count = self.method.members, len(x)
+    def _place(self, client: int | None) -> int:
+        """The number of a latecomer."""
+        members = self.method.members
         number = max(self.method.clients - 1, members) if client is None else client
         if number < members:
             raise SettingError(f"Client {number} is a member; a latecomer's number is {members} or more.")
         if number >= max(self.method.clients, MOST):
             raise SettingError(f"A client's number must be below {MOST:,}; got {number}.")
-        both_x = np.concatenate([x, held_x]) if len(held_x) else x
-        both_y = np.concatenate([y, held_y]) if len(held_y) else y
-        examples = Examples.of(both_x, both_y, self.form.classes, self.form.mean, self.form.std)
-        alone = Federation(
-            examples,
-            train=Rows.of([range(count)]),
-            val=Rows.of([range(count, len(both_y))]),
-            test=Rows.of([[]]),
-            members=1,
-            labelled=torch.ones(1, dtype=torch.bool),
-            rotation=torch.zeros(1, dtype=torch.int16),
-            budget=places(budget).to(torch.int8),
-            seed=seed,
-        )
-        return alone.behind(number)
+        return number
 
     def _meet_one(self, federation: Federation, number: int) -> Personal:
         """Everything that the client and the server do, in one process; the client's noise is real."""
@@ -257,11 +215,3 @@ def received(sendings: Sending | Sequence[Sending], clients: Clients) -> Tree:
     (sending,) = [sendings] if isinstance(sendings, Sending) else sendings
     recalled = {name: clients.held[name] for name in sending.recall}
     return sending.shared | recalled | tree.row(sending.each, 0)
-
-
-def unlabelled() -> str:
-    """Which methods do without labels, for a sentence."""
-    from .. import methods
-
-    names = [name for name in methods.names() if not methods.get(name).needs_labels]
-    return f"or take a run of one that needs none: {', '.join(names)}"

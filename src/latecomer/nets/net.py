@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from torch.func import functional_call
 from ..errors import ModelError
 from ..ops.norm import mend_group_norms
 from ..tree import Tree
+
+BUILT = {"skeleton", "shapes", "size", "_constants", "_blank", "_own"}  # what a network has from its `build`
 
 
 class Net:
@@ -40,6 +43,14 @@ class Net:
         if not _fit(params, self.shapes) and not any(_fit(params, shapes) for shapes in also):
             raise ModelError(_misfit(params, self.shapes))
         return self.frame(params, self.constants(inputs[0].device), inputs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A network travels as the way to build it."""
+        return {name: value for name, value in vars(self).items() if name not in BUILT}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        Net.__init__(self, self.build)
 
     @property
     def frame(self) -> _Frame:

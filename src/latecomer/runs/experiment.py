@@ -28,7 +28,7 @@ from ..task import Task
 from ..train import Training
 from . import host
 from .earlier import Earlier
-from .settings import Settings
+from .settings import Place, Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,8 @@ class Experiment:
         with waking(s.device):
             federations = self.federations()
         method = self.method(federations)
-        engine = make(s.engine, method, federations, s.device, chunk=s.chunk, graphs=s.graphs)
+        place: dict[str, Any] = {name: getattr(s, name) for name in settings_of(Place)}
+        engine = make(s.engine, method, federations, s.device, chunk=s.chunk, graphs=s.graphs, **place)
         training = Training(method, federations, engine, s.with_members(method.members))
         training.notes += host.unmet(s)
         return training

@@ -53,12 +53,15 @@ class Folder:
             raise RunError(f"{path / 'settings.toml'} cannot be read: {error}.") from error
 
     @staticmethod
-    def create(path: Path, settings: str, *, another: bool = False) -> Folder:
-        """A new folder, held. It appears with its settings inside or not at all; if `another` will do, numbered."""
+    def create(path: Path, settings: str, *, another: bool = False, files: Mapping[str, str] | None = None) -> Folder:
+        """A new folder, held. It appears with its settings, and further `files`, or not at all; if `another` will do,
+        numbered.
+        """
         fresh = path.with_name(f".new-{uuid.uuid4().hex}")
         try:
             (fresh / "checkpoint").mkdir(parents=True)
-            (fresh / "settings.toml").write_text(settings, encoding="utf-8")
+            for name, text in {"settings.toml": settings, **(files or {})}.items():
+                (fresh / name).write_text(text, encoding="utf-8")
             for name in LOGS:
                 (fresh / name).touch()
             folder = Folder(fresh)

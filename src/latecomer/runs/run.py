@@ -15,7 +15,7 @@ import torch
 
 from .. import tree
 from ..data import Federation
-from ..engines import at_hand
+from ..engines import at_hand, computes_on
 from ..errors import RunError, SettingError
 from ..evaluate import Scores
 from ..train import Best, Training
@@ -26,6 +26,8 @@ from .settings import Settings
 
 Progress = Callable[[Training, dict[str, Any] | None], None]
 """Called after every round, with the metrics where it was evaluated."""
+Make = Callable[[Experiment], Training]
+"""How an experiment becomes a training: by `Experiment.training`, unless its clients are elsewhere."""
 
 
 class Run:
@@ -37,13 +39,13 @@ class Run:
         self._saved = time.monotonic()
 
     @staticmethod
-    def begin(experiment: Experiment) -> Run:
-        """A new run; whatever can be wrong is found before the folder appears."""
+    def begin(experiment: Experiment, make: Make = Experiment.training, files: Mapping[str, str] | None = None) -> Run:
+        """A new run; whatever can be wrong is found before the folder appears, with further `files` in it."""
         s = experiment.settings
         path = Path(s.out) / _name(s)
         if s.name and os.path.lexists(path):
             raise RunError(f"The run folder {path} exists already; choose another --name, or latecomer resume {path}.")
-        training = experiment.training()
+        training = make(experiment)
         if s.start:
             start(training, Path(s.start))
         if s.continue_from:
@@ -51,38 +53,45 @@ class Run:
         # Engines, devices and thread counts round differently: whoever resumes or repeats this must take the same ones.
         chosen: dict[str, Any] = {
             "engine": type(training.engine).__name__.lower(),
-            "device": str(training.engine.device) if s.device == "auto" else s.device,
+            "device": s.device if s.device != "auto" else computes_on(training.engine),
             "threads": torch.get_num_threads(),
         }
         experiment = dataclasses.replace(experiment, settings=dataclasses.replace(s, **chosen))
-        folder = Folder.create(path, experiment.toml(training.federations), another=not s.name)
+        folder = Folder.create(path, experiment.toml(training.federations), another=not s.name, files=files)
         return Run(experiment, folder, training)
 
     @staticmethod
-    def resume(path: Path, prepare: Callable[[Settings], None] = lambda _: None) -> Run:
+    def resume(
+        path: Path,
+        prepare: Callable[[Settings], None] = lambda _: None,
+        make: Make = Experiment.training,
+        **place: Any,
+    ) -> Run:
         """Go on where a stopped run's last checkpoint is. The folder is held from here to the end of `go`.
 
         `prepare` is called with the run's settings before anything is computed; `host.prepare` gives the process the
-        threads that the run began with, without which its last bits may differ (and a note says so).
+        threads that the run began with, without which its last bits may differ (and a note says so). `place` are
+        settings of a `Place` that a run by --engine ray goes on with, in the place of its own.
         """
         folder = Folder.open(path)
         folder.hold()
         try:
-            return Run._resumed(folder, prepare)
+            return Run._resumed(folder, prepare, make, place)
         except BaseException:
             folder.release()
             raise
 
     @staticmethod
-    def _resumed(folder: Folder, prepare: Callable[[Settings], None]) -> Run:
+    def _resumed(folder: Folder, prepare: Callable[[Settings], None], make: Make, place: Mapping[str, Any]) -> Run:
         path = folder.path
         if folder.finished:
             raise RunError(f"The run in {path} is finished; its result is in {path / 'result.json'}.")
         experiment = Experiment.read(folder.settings, path / "settings.toml")
         settings, found = experiment.settings, folder.load()
-        here = dataclasses.replace(experiment, settings=dataclasses.replace(settings, device=at_hand(settings.device)))
+        there = dataclasses.replace(settings, device=at_hand(settings.device), **place)
+        here = dataclasses.replace(experiment, settings=there)
         prepare(settings)
-        training = here.training()
+        training = make(here)
         if _about(folder).get("splits") != [federation.digest() for federation in training.federations]:
             raise RunError(f"The data or their split are not those that the run in {path} began with; put them back.")
         if found is not None:

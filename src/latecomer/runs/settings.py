@@ -33,7 +33,17 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Plan, Split, Subject):  # bases from the right: their settings come first, in this order
+class Place:
+    """Where `--engine ray` works. No number depends on it, so a run may go on elsewhere."""
+
+    workers: int = setting(0, "workers of --engine ray; 0: one for every GPU, or core where there is none", low=0)
+    ray_address: str = setting(
+        "", "HOST:PORT of the Ray cluster that --engine ray works on, or auto: one that runs here; empty: a new one"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Place, Plan, Split, Subject):  # bases from the right: their settings come first, in this order
     """A run, less the method's own settings."""
 
     lr_schedule: Course = setting(
@@ -67,12 +77,12 @@ class Settings(Plan, Split, Subject):  # bases from the right: their settings co
         0, "first seed: of the split, the initial weights, the cohorts and the batches", low=0, high=10**9
     )
     seeds: int = setting(1, "how many seeds, trained in lockstep", low=1)
-    engine: Literal["auto", "vector", "loop", "flower"] = setting("auto", "what runs the clients' steps")
+    engine: Literal["auto", "vector", "loop", "ray", "flower"] = setting("auto", "what runs the clients' steps")
     device: str = setting("auto", "cpu, cuda, or auto: cuda where there is one")
     threads: int = setting(
         0, "processor threads; 0: as PyTorch chooses (sums round differently with another number)", low=0, high=1024
     )
-    chunk: int = setting(0, "clients at once; 0: as many as fit into memory", low=0)
+    chunk: int = setting(0, "clients at once; 0: as many as fit into memory (ray: 4 on a core, 16 on a GPU)", low=0)
     graphs: bool = setting(True, "replay exchanges: as CUDA graphs on a GPU, operation by operation on a CPU")
     tf32: bool = setting(True, "on a GPU, let matrix products round their inputs to TF32")
     checkpoint_seconds: float = setting(

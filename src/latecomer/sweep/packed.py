@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -58,8 +57,7 @@ class Packed(Vector):
 
     def _work(self, step: str, phase: Phase) -> Callable[[Home, Tree], Tree]:
         def work(home: Home, message: Tree) -> Tree:
-            method = copy.copy(self.method)
-            method.set(**dict(zip(self.names, message[NUMBERS], strict=True)))
+            method = self.method.with_numbers(**dict(zip(self.names, message[NUMBERS], strict=True)))
             return perform(method, step, home, tree.without(message, [NUMBERS]), phase)
 
         return work

@@ -2,11 +2,15 @@
 
 engine.py   on the server: an exchange becomes one message a client, replies are matched and counted
 reply.py    on the server: whether a reply is what its step must answer; what is not, is silence
+participant.py  on the client: one that can be in any training, with a method made from a hello
+fleet.py    on the client: Flower's Fleet API, by which a node talks to a SuperLink
 grid.py     between them: a grid inside this process, which delivers real messages to a real ClientApp
 app.py      on the client: does the step that a message names, if this client's role answers it
 notes.py    on the client: what it keeps in `context.state`
 spending.py on the client: counts what it releases, and refuses what its budget does not allow
-wire.py     trees as records, and back
+hello.py    on both: what they tell each other before a training
+terms.py    on both: what they must agree on, in each message
+wire.py     on both: trees as bytes, and back
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ QUIET = {
 
 def local_engine(method: Method, federations: Sequence[Federation]) -> Flower:
     """Server, grid and clients in this process, with nothing but messages between them."""
-    with _quietly():
+    with quietly():
         need("flwr", "flower")
         need("flwr.supercore.telemetry", "flower")  # it keeps what it finds in the environment
         from .app import client_app
@@ -45,7 +49,7 @@ def local_engine(method: Method, federations: Sequence[Federation]) -> Flower:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """The environment that Flower is imported in; the process has its own back afterwards."""
     added = [name for name in QUIET if name not in os.environ]
     os.environ.update({name: QUIET[name] for name in added})

@@ -13,13 +13,20 @@ from torch import Tensor
 from ... import tree
 from ...data.federation import Federation
 from ...errors import LatecomerError, ProtocolError, StepError
-from ...method import Method
-from ...steps import check_names, perform, phase_of, phases_of, steps
+from ...method import Home, Method
+from ...privacy import Ledger
+from ...steps import Phase, check_names, perform, phase_of, phases_of, steps
+from ...tree import Tree
 from ..blank import blank_memory
 from ..home import WEIGHT, Homes, PackedHome, entropy
-from .notes import Notes
-from .spending import charge
-from .wire import Header, pack, unpack
+from .hello import KEEP_MODEL
+from .notes import Body, Notes, Traffic
+from .spending import charge, ledger
+from .terms import Terms
+from .wire import Header, blob_of, fingerprint, pack, unpack
+
+Keeper = Callable[[Home, Tree, Traffic, Ledger], None]
+"""Makes a client's own model, from what `personalise` sent, and keeps it, with what the client has sent and spent."""
 
 
 def client_app(
@@ -32,8 +39,12 @@ def client_app(
     `simulated` draw it from the public seed, so that a run repeats, and report scores in any case.
     """
     app, side = ClientApp(), Side(method, federations, None if simulated else entropy, reports_scores or simulated)
+
+    def answer(step: str, message: Message, context: Context) -> Message:
+        return side.do(step, message, context.state, int(context.node_config["partition-id"]))
+
     for step in steps(type(method)):
-        app.query(step)(partial(side.do, step))
+        app.query(step)(partial(answer, step))
     return app
 
 
@@ -49,15 +60,17 @@ class Side:
         federations: Sequence[Federation],
         entropy: Callable[[int], Tensor] | None,
         reports_scores: bool,
+        keeper: Keeper | None = None,  # of the model that a client makes of what `personalise` sends
     ) -> None:
-        self.method, self.entropy, self.reports_scores = method, entropy, reports_scores
+        self.method, self.entropy, self.reports_scores, self.keeper = method, entropy, reports_scores, keeper
+        self.terms = Terms.of(method)
         self.homes = Homes(federations, torch.device("cpu"), method.task.dtype)
         self.blanks = [blank_memory(method, federation.seed) for federation in federations]
 
-    def do(self, step: str, message: Message, context: Context) -> Message:
+    def do(self, step: str, message: Message, state: RecordDict, client: int) -> Message:
         """The answer. What a client raises travels: of what nobody raised on purpose, that it failed and no more."""
         try:
-            return self.answer(step, message, context)
+            return self.answer(step, message, state, client)
         except LatecomerError:
             raise
         except Exception as error:  # PyTorch's sentences have numbers in them, which may be a client's own
@@ -65,41 +78,57 @@ class Side:
                 raise
             raise StepError(f"This client failed at {step!r}; its own log says why.") from error
 
-    def answer(self, step: str, message: Message, context: Context) -> Message:
-        """One step of the client that the context belongs to, if it agrees to it."""
-        client, arrays = int(context.node_config["partition-id"]), message.content.array_records
-        header = self.read(message.content, step)
+    def answer(self, step: str, message: Message, state: RecordDict, client: int) -> Message:
+        """One step of the client whose state it is, if it agrees to it."""
+        header, sent = self.read(message.content, step, client)
         phase = phase_of(header.round, header.scratch)
-        self.agree(step, header, client)
-        notes, work = Notes(context.state, header), getattr(self.method, step)
-        sent = unpack(arrays["shared"]) | notes.recall() | unpack(arrays["each"])
-        check_names(work, sent)
-        notes.answer(step, arrays["shared"])
+        self.agree(step, phase, client)
+        body: Body = message.content["body"]  # type: ignore[assignment]
+        notes, asked = Notes(state, header), fingerprint(header, blob_of(body))
         row = self.homes.client_rows(header.run, torch.tensor([client]))[0]
-        memory = notes.memory(self.blanks[header.run])
-        home = PackedHome(self.homes, row, torch.tensor(header.round), memory, self.entropy, self.homes.room(row))
-        charge(context.state, self.method.gives_away(step, phase), message, header.round)
-        reply = perform(self.method, step, home, sent, phase)
-        if not bool(tree.finite(reply | {"kept": home.kept})):
-            raise ProtocolError("This client's answer was not finite.")  # and the silent keep what they had
-        notes.remember(home.kept)
-        content = RecordDict({"reply": pack(reply)})
+        reply = notes.kept(step, asked)
+        if reply is None:
+            given = sent["shared"] | notes.recall() | sent["each"]
+            check_names(self.method.model if step == KEEP_MODEL else getattr(self.method, step), given)
+            notes.answer(step, asked, body if sent["shared"] else None, tree.nbytes(sent))
+            memory = notes.memory(self.blanks[header.run])
+            home = PackedHome(self.homes, row, torch.tensor(header.round), memory, self.entropy, self.homes.room(row))
+            charge(state, self.method.gives_away(step, phase), message, header.round)
+            if step == KEEP_MODEL and self.keeper is not None:
+                self.keeper(home, given, notes.traffic, ledger(state))
+                values: Tree = {}
+            else:
+                values = perform(self.method, step, home, given, phase)
+            if not bool(tree.finite(values | {"kept": home.kept})):
+                raise ProtocolError("This client's answer was not finite.")  # and the silent keep what they had
+            notes.remember(home.kept)
+            reply = pack(values)
+            notes.keep(step, reply, tree.nbytes(values))
+        content = RecordDict({"body": reply})
         if phase == "round":
             content["metrics"] = MetricRecord({"weight": int(row[WEIGHT])})
         return Message(content, reply_to=message)
 
-    def read(self, content: RecordDict, step: str) -> Header:
-        """What a message says about itself; refuse what is none for a step, or for a run that is not here."""
-        if "header" not in content.config_records or not {"shared", "each"} <= content.array_records.keys():
-            raise ProtocolError("A message must have a header, what all clients are sent, and what this one is.")
+    def read(self, content: RecordDict, step: str, client: int) -> tuple[Header, Tree]:
+        """A message, if it is one for a step of this client in a run that is here, by a server that means the same."""
+        if set(content) != {"header", "body"} or "header" not in content.config_records:
+            raise ProtocolError("A message must have a header and a body, and nothing else.")
         header = Header.unpack(content.config_records["header"])
         if header.step != step or not 0 <= header.run < len(self.blanks):
             raise ProtocolError(f"A message about {header.step!r} in run {header.run} cannot ask for {step!r} here.")
-        return header
+        if header.client != client:
+            raise ProtocolError(f"A message for client {header.client} came to client {client}.")
+        self.terms.check(Terms(header.method, header.settings, header.version))
+        sent = unpack(content["body"])
+        if sent.keys() != {"shared", "each"} or not all(isinstance(part, dict) for part in sent.values()):
+            raise ProtocolError("A message must have what all clients are sent, and what this one is.")
+        return header, sent
 
-    def agree(self, step: str, header: Header, client: int) -> None:
+    def agree(self, step: str, phase: Phase, client: int) -> None:
         """Refuse what the method does not let a client in this role be asked for."""
-        phase, declared = phase_of(header.round, header.scratch), phases_of(type(self.method), step)
+        declared = phases_of(type(self.method), step)
+        if step == KEEP_MODEL and self.keeper is not None:
+            declared = ("personalise",)
         if phase == "round" and client >= self.method.members:
             raise ProtocolError(f"This client is not a member, so no round of training can ask it for {step!r}.")
         if phase == "personalise" and "score" in declared:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 
 from ... import tree
 from ...clients import Ask
 from ...errors import ProtocolError
 from ...method import Method
-from ...steps import phase_of
+from ...steps import phase_of, phases_of
 from ...tree import Tree
 from ..blank import blank_memory, made_up
+from .hello import KEEP_MODEL
 from .reply import Layout, layout, read, size
-from .wire import Header, pack, payload, unflattened
+from .terms import Terms
+from .wire import Header, pack, payload, request, unflattened
 
 LOG = logging.getLogger(__name__)
 REASON = 500  # letters that a log has for a client's own words
@@ -45,9 +47,17 @@ class Flower:
     one_by_one = True
 
     def __init__(
-        self, method: Method, grid: Grid, *, timeout: float = 600.0, largest: Mapping[str, int] | None = None
+        self,
+        method: Method,
+        grid: Grid,
+        *,
+        timeout: float = 600.0,
+        largest: Mapping[str, int] | None = None,
+        training: str = "here",  # by which clients know that a server goes on with what it was at
+        unscored: Collection[int] = (),  # clients that do not report scores: nobody asks them, and they have none
     ) -> None:
         self.method, self.grid, self.timeout, self.largest = method, grid, timeout, largest
+        self.terms, self.training, self.unscored = Terms.of(method), training, unscored
         self.device = torch.device("cpu")
         self.carried = {"down": 0, "up": 0}  # bytes of the arrays that were really in messages
         self.layouts: dict[Any, Layout] = {}
@@ -67,17 +77,23 @@ class Flower:
 
     def _messages(self, step: str, ask: Ask) -> dict[int, Message]:
         """A message for every row of the cohort that is not silent already."""
-        header = Header(step, ask.round, ask.run, tuple(ask.recalled), ask.scratch).pack()
-        shared = pack(ask.shared)
+        told = {"recall": tuple(ask.recalled), "scratch": ask.scratch, "training": self.training, **vars(self.terms)}
+        whole = None if ask.each else pack({"shared": ask.shared, "each": {}})  # the same bytes for everybody
         return {
             k: Message(
-                RecordDict({"header": header, "shared": shared, "each": pack(tree.row(ask.each, k))}),
+                request(
+                    Header(step=step, round=ask.round, run=ask.run, client=client, **told),
+                    whole or pack({"shared": ask.shared, "each": tree.row(ask.each, k)}),
+                ),
                 dst_node_id=self.grid.node(ask.run, client),
                 message_type=f"query.{step}",
             )
             for k, client in enumerate(ask.ids.tolist())
-            if not ask.silent[k]
+            if not ask.silent[k] and not self._nothing_to_say(step, client)
         }
+
+    def _nothing_to_say(self, step: str, client: int) -> bool:
+        return client in self.unscored and "score" in phases_of(type(self.method), step)
 
     def _converse(self, messages: list[Message]) -> dict[str, Message]:
         """Send and wait. What came back, by the message it replies to: an error may come from another node."""
@@ -95,7 +111,7 @@ class Flower:
             {path: torch.zeros(shape, dtype=getattr(torch, kind)) for path, (kind, shape) in wanted.items()}
         )
         for k, client in enumerate(ask.ids.tolist()):
-            values, weight, heard = blank, 0.0, False
+            values, weight, heard = blank, 0.0, self._nothing_to_say(step, client)
             reply = replies.get(messages[k].metadata.message_id) if k in messages else None
             if reply is not None:
                 try:
@@ -117,6 +133,8 @@ class Flower:
 
     def _layout(self, step: str, ask: Ask) -> Layout:
         """What a reply must look like; found out once for every step and shape of message."""
+        if step == KEEP_MODEL:  # no step of a method: a client makes its model, keeps it, and answers nothing
+            return {}
         sent = ask.shared | ask.recalled | tree.row(ask.each, 0)
         key = (
             step,

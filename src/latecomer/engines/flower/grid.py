@@ -50,7 +50,7 @@ class LocalGrid:
         if not states:
             return {}
         ids = sorted(states)
-        rows = [unpack(states[client].array_records[MEMORY]) for client in ids]
+        rows = [unpack(states[client][MEMORY]) for client in ids]
         return {"ids": torch.tensor(ids), "rows": tree.stack(rows)}
 
     def remember(self, run: int, kept: Tree) -> None:

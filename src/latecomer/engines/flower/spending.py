@@ -21,10 +21,15 @@ def charge(state: RecordDict, release: Release | None, message: Message, number:
     """
     if release is not None:
         asked_by = f"node {message.metadata.src_node_id}, run {message.metadata.run_id}"
-        after = ledger(state).with_one(release, asked_by, number, time.time())
-        state[LEDGER] = ConfigRecord({**after.columns()})
+        write(state, ledger(state).with_one(release, asked_by, number, time.time()))
 
 
 def ledger(state: RecordDict) -> Ledger:
     """What the client has released so far."""
     return Ledger.of(state.config_records[LEDGER]) if LEDGER in state else Ledger()
+
+
+def write(state: RecordDict, released: Ledger) -> None:
+    """What the client has released, in this training or in another one."""
+    if released.entries:
+        state[LEDGER] = ConfigRecord({**released.columns()})

@@ -1,73 +1,136 @@
-"""What travels: trees as Flower records and back, exactly (dtypes, shapes, scalars, empty tensors, empty branches).
+"""What travels: a tree as one blob of bytes and back, exactly (dtypes, shapes, scalars, empty tensors and branches).
 
-Whoever unpacks trusts nobody: an array is read only if its bytes are those of the kind and shape that it tells.
+A blob is a safetensors file, because a SuperLink's time goes by the number of objects in a message and not by their
+bytes. Whoever unpacks trusts nobody: the size is compared before anything is read, and nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import BytesIO
-from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from numpy.lib.format import write_array_header_1_0
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ... import tree
+from ... import tensorfile, tree
 from ...errors import ProtocolError
 from ...tree import Tree
 
+BLOB = "blob"  # the one entry of a body
+SMALL = 4_000_000  # bytes that travel fastest in a ConfigRecord; more do not pass in one, but do in an Array
+KIND, STORED = "uint8", "safetensors"  # what such an Array says of itself
+MOST = 2**32  # bytes that a client reads at all; a server knows how many it expects
 EMPTY = "/"  # how the path of an empty branch ends; no leaf's path does
-HEADER = 1024  # more bytes than the numbers themselves an array cannot have
-DIMENSIONS, DEPTH = 64, 64  # that an array, and names that a path may have
-KINDS = {  # of numbers that travel; by NumPy's names, which are PyTorch's
-    *("bool", "uint8", "int8", "int16", "int32", "int64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
-}
+DEPTH = 64  # names that a path may have
+TRAINING = r"[0-9A-Za-z_-]{1,64}"  # what a training may be called: clients name files after it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Header:
     """What a message says about itself, besides the trees it carries."""
 
     step: str
     round: int
-    run: int  # which of the federations in lockstep
-    recall: tuple[str, ...]  # names of what the client holds already this round
-    scratch: int | None  # the number of an evaluation, whose memories are not kept
+    run: int = 0  # which of the federations in lockstep
+    recall: tuple[str, ...] = ()  # names of what the client holds already this round
+    scratch: int | None = None  # the number of an evaluation, whose memories are not kept
+    method: str  # what both sides must agree on; see terms.py
+    settings: str
+    version: str
+    training: str  # stays the same when a killed server resumes
+    client: int  # the number that the server gave to this client
 
     def pack(self) -> ConfigRecord:
-        record = ConfigRecord({"step": self.step, "round": self.round, "run": self.run, "recall": list(self.recall)})
-        if self.scratch is not None:
-            record["scratch"] = self.scratch
-        return record
+        values: dict[str, Any] = {**vars(self), "recall": list(self.recall)}
+        return ConfigRecord({name: value for name, value in values.items() if value is not None})
 
     @staticmethod
     def unpack(record: ConfigRecord) -> Header:
+        """A header, if it is one."""
+        texts, counts = ("step", "method", "settings", "version", "training"), ("round", "run", "client")
+        kinds: dict[str, tuple[type, ...]] = {
+            **dict.fromkeys(counts, (int,)),
+            **dict.fromkeys(texts, (str,)),
+            "recall": (list,),
+            "scratch": (int, type(None)),
+        }
         values: dict[str, Any] = {"scratch": None, **record}
-        kinds = {"step": (str,), "round": (int,), "run": (int,), "recall": (list,), "scratch": (int, type(None))}
         fit = values.keys() == kinds.keys() and all(type(values[name]) in kinds[name] for name in kinds)
         if not fit or not all(isinstance(name, str) for name in values["recall"]):
-            raise ProtocolError(f"A message's header must tell {', '.join(kinds)} and nothing else.")
+            names = ", ".join(Header.__dataclass_fields__)
+            raise ProtocolError(f"A message's header must tell {names} and nothing else.")
+        check_training(values["training"])
         return Header(**values | {"recall": tuple(values["recall"])})
 
 
-def pack(values: Tree) -> ArrayRecord:
-    return ArrayRecord({path: Array(leaf.detach().cpu().contiguous().numpy()) for path, leaf in paths(values)})
+def check_training(name: str) -> None:
+    """Refuse what cannot be the name of a file."""
+    if not re.fullmatch(TRAINING, name):
+        raise ProtocolError(f"A training cannot be called {name[:64]!r}; letters, digits, - and _ make its name.")
 
 
-def unpack(record: ArrayRecord) -> Tree:
-    if deep := next((path for path in record if path.count("/") > DEPTH), ""):
+# a tree as one record, and back
+
+
+def pack(values: Tree) -> ConfigRecord | ArrayRecord:
+    """A tree as the body of a message."""
+    arrays = {path: leaf.detach().cpu().contiguous().numpy() for path, leaf in paths(values)}
+    return body(tensorfile.pack(arrays))
+
+
+def body(blob: bytes) -> ConfigRecord | ArrayRecord:
+    """Bytes as a record, in the way in which so many of them travel."""
+    if len(blob) < SMALL:
+        return ConfigRecord({BLOB: blob})
+    return ArrayRecord({BLOB: Array(KIND, (len(blob),), STORED, blob)})
+
+
+def blob_of(record: Any, most: int = MOST) -> bytes:
+    """The bytes of a body, if it is one and has at most so many; nothing of them is read."""
+    entry = dict(record).get(BLOB) if isinstance(record, ConfigRecord | ArrayRecord) and len(record) == 1 else None
+    if isinstance(entry, Array) and (entry.dtype, entry.stype, tuple(entry.shape)) == (
+        KIND,
+        STORED,
+        (len(entry.data),),
+    ):
+        entry = entry.data
+    if not isinstance(entry, bytes):
+        raise ProtocolError("The body of a message must be one blob of bytes.")
+    if len(entry) > most:
+        raise ProtocolError(f"A message has {len(entry)} bytes, and at most {most} were expected.")
+    return entry
+
+
+def unpack(record: Any, most: int = MOST) -> Tree:
+    """The tree in a body."""
+    arrays = arrays_of(blob_of(record, most))
+    if deep := next((path for path in arrays if path.count("/") > DEPTH), ""):
         raise ProtocolError(f"A message has a branch of more than {DEPTH} names, {deep[:DEPTH]!r} and so on.")
-    leaves = {path: numbers(path, array) for path, array in record.items()}
-    parents = {path.removesuffix(EMPTY)[:end] for path in leaves for end in _slashes(path.removesuffix(EMPTY))}
-    if both := sorted(parents & leaves.keys()):
+    branches = {path[:end] for path in arrays for end in _slashes(path)}
+    if both := sorted(branches & arrays.keys()):
         raise ProtocolError(f"A message has {both[0]!r} both as a branch and as a leaf.")
-    return unflattened(leaves)
+    return unflattened({path: tensor(array) for path, array in arrays.items()})
+
+
+def arrays_of(blob: bytes) -> dict[str, NDArray[Any]]:
+    """The arrays in a blob, by path; they share its memory."""
+    try:
+        return tensorfile.unpack(blob)
+    except tensorfile.TensorFileError as error:
+        raise ProtocolError(f"A message cannot be read: {error}.") from error
+
+
+def tensor(array: NDArray[Any]) -> Tensor:
+    """A copy, as steps may write to it. A bool is one bit, whatever else was in its byte."""
+    if array.dtype == np.bool_:
+        return torch.from_numpy(array.view(np.uint8).copy()) != 0
+    return torch.from_numpy(array.copy())
 
 
 def unflattened(leaves: dict[str, Tensor]) -> Tree:
@@ -80,31 +143,6 @@ def unflattened(leaves: dict[str, Tensor]) -> Tree:
     return values
 
 
-def numbers(path: str, array: Array) -> Tensor:
-    """An array's numbers, if its bytes are those that NumPy writes for this kind and shape.
-
-    What the bytes say of themselves is compared and never read: NumPy's own reader would believe it, or stumble.
-    """
-    shape = tuple(array.shape)
-    if array.stype != "numpy.ndarray" or array.dtype not in KINDS:
-        raise ProtocolError(f"{path!r} is of kind {array.dtype!r} by {array.stype!r}, which does not travel.")
-    if len(shape) > DIMENSIONS or min(shape, default=0) < 0:
-        raise ProtocolError(f"{path!r} has {len(shape)} dimensions, or fewer numbers than none.")
-    kind, count, start = np.dtype(array.dtype), prod(shape), BytesIO()
-    write_array_header_1_0(start, {"descr": kind.str, "fortran_order": False, "shape": shape})
-    head = start.getvalue()
-    if len(array.data) != len(head) + count * kind.itemsize or not array.data.startswith(head):
-        raise ProtocolError(f"The bytes of {path!r} are not {array.dtype} of shape {shape}.")
-    flat = np.frombuffer(array.data, kind, count, len(head)) if count else np.empty(0, kind)
-    return torch.from_numpy(flat.reshape(shape).copy())  # a copy: steps may write to it
-
-
-def payload(content: RecordDict) -> int:
-    """Bytes of the numbers in all arrays of a message: what the ledger counts."""
-    arrays = (array for record in content.array_records.values() for array in record.values())
-    return sum(prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays)
-
-
 def paths(values: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Every leaf with its path; an empty branch, which `tree.flatten` would drop, as a tensor of no size."""
     for key, value in values.items():
@@ -114,6 +152,26 @@ def paths(values: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from paths(value, f"{prefix}{key}/")
         else:
             yield f"{prefix}{key}{EMPTY}", torch.empty(0, dtype=torch.uint8)
+
+
+# messages
+
+
+def request(header: Header, sent: ConfigRecord | ArrayRecord) -> RecordDict:
+    """What a server sends: `sent` is `pack({"shared": ..., "each": ...})`."""
+    return RecordDict({"header": header.pack(), "body": sent})
+
+
+def fingerprint(header: Header, blob: bytes) -> str:
+    """By which a client knows that it is asked the very same again."""
+    found = hashlib.sha256(repr(header).encode())
+    found.update(blob)
+    return found.hexdigest()
+
+
+def payload(content: RecordDict) -> int:
+    """Bytes of the numbers in a message: what the ledger counts."""
+    return sum(array.nbytes for array in arrays_of(blob_of(content["body"])).values())
 
 
 def _slashes(path: str) -> list[int]:
