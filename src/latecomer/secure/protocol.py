@@ -100,7 +100,7 @@ class Client:
         for client, box in sealed.items():
             shares = _open(_seal_key(sealing, self.keys[client], client, self.me), box)
             given[client] = shares[SHARE:] if client in survivors else shares[:SHARE]
-        return replace(self, survivors=tuple(survivors)), given
+        return replace(self, secrets=b"", survivors=tuple(survivors)), given  # of no more use, except to a thief
 
     def _check(self, does: str, done: Collection[int], these: Collection[int], among: Collection[int]) -> None:
         """Once; with itself, among others that it knows; and with more than half of all."""

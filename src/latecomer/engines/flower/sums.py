@@ -51,7 +51,7 @@ def _sum(step: str, ask: Ask, size: int, converse: Converse) -> tuple[Tensor, li
     late = torch.zeros(len(ids)) if ask.faults is None else ask.faults == SLOW
     by = torch.tensor(COUNTS.index(ask.collector.by))
 
-    asked = {k: {"shared": {}, "each": {}} for k in range(len(ids)) if not ask.silent[k]}
+    asked: dict[int, Tree] = {k: {"shared": {}, "each": {}} for k in range(len(ids)) if not ask.silent[k]}
     keys = {k: reply["keys"] for k, reply in converse(f"secure_keys_{step}", ask, asked, {"keys": ("uint8", (KEYS,))})}
     _enough(keys, FEWEST)
 
