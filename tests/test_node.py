@@ -42,7 +42,7 @@ from latecomer.node.stay import Node
 from latecomer.runs.experiment import Experiment
 from latecomer.settings import parse
 
-SPLIT = {"clients": 6, "unseen": 0.2, "rounds": 3, "cohort": 2, "batch": 8, "engine": "loop", "device": "cpu"}
+SPLIT = {"clients": 6, "unseen": 0.2, "rounds": 3, "cohort": 2, "batch": 64, "engine": "loop", "device": "cpu"}
 PRIVATE = {"epsilon": 1.0, "pool": "mean", "bound": 1.0, "encoder": "dense", "hidden": 8}
 OWN: dict[str, dict[str, Any]] = {"ditto": {}, "pefll": {"steps": 2}, "odpflhn": PRIVATE}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import methods
-from ..errors import RunError, SettingError, UnknownName, need
+from ..errors import RunError, SettingError, UnknownName
 from ..runs.settings import Settings
 from ..settings import convert, parse
 from . import flags, screen
@@ -94,13 +94,10 @@ def run(folder: Path, words: list[str]) -> int:
 
 def connected(to: Connection) -> Control:
     """The SuperLink that is meant; whether it is there, the first question tells."""
-    need("flwr", "flower")
     with screen.working("Asking the SuperLink"):
-        from ..engines.flower import quietly
+        from ..engines.flower import control
 
-        with quietly():
-            from ..engines.flower.control import Control
-    return Control(to.superlink, Path(to.root_certificates) if to.root_certificates else None)
+        return control(to.superlink, Path(to.root_certificates) if to.root_certificates else None)
 
 
 def follow(control: Control, number: int, method: str) -> int:

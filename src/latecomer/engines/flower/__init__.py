@@ -3,6 +3,8 @@
 engine.py   on the server: an exchange becomes one message a client, replies are matched and counted
 reply.py    on the server: whether a reply is what its step must answer; what is not, is silence
 sums.py     on the server: secure means, of which it sees the sum alone
+link.py     on the server: a grid over a SuperLink, and the nodes that are there
+control.py  on the operator's machine: registers nodes, starts, follows and stops runs
 masks.py    on the client: its part in a secure mean
 participant.py  on the client: one that can be in any training, with a method made from a hello
 fleet.py    on the client: Flower's Fleet API, by which a node talks to a SuperLink
@@ -20,6 +22,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...data.federation import SPLITS, Federation
@@ -27,6 +30,7 @@ from ...errors import need
 from ...method import Method
 
 if TYPE_CHECKING:
+    from .control import Control
     from .engine import Flower
 
 QUIET = {
@@ -48,6 +52,15 @@ def local_engine(method: Method, federations: Sequence[Federation]) -> Flower:
 
     largest = {split: max(federation.largest(split) for federation in federations) for split in SPLITS}
     return Flower(method, LocalGrid(client_app(method, federations, simulated=True)), largest=largest)
+
+
+def control(address: str, certificates: Path | None) -> Control:
+    """A SuperLink, for its operator; without `certificates` to trust, nothing is encrypted."""
+    with quietly():
+        need("flwr", "flower")
+        from .control import Control
+
+    return Control(address, certificates)
 
 
 @contextmanager

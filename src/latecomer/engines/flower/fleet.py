@@ -82,6 +82,12 @@ class Over(LinkError):
     """The run that a message belongs to is over."""
 
 
+class Refused(LinkError):
+    """The SuperLink has understood, and does not do it."""
+
+    code: int | None = None  # Flower's own
+
+
 State = RecordDict
 """What a client keeps of a training."""
 
@@ -233,15 +239,11 @@ class Fleet:
         if before is not None:
             try:
                 self._call("DeactivateNode", DeactivateNodeRequest(node_id=before))
-            except Away:
-                raise
-            except LinkError:
+            except Refused:
                 pass  # it was not there any more
         try:
             return int(self._call("ActivateNode", ask).node_id)
-        except Away:
-            raise
-        except LinkError as error:
+        except Refused as error:
             raise LinkError(
                 f"The SuperLink at {self.address} does not take this key: it is not registered, or a node that has it "
                 "is connected already."
@@ -251,11 +253,10 @@ class Fleet:
         """For a SuperLink that lets nodes register themselves."""
         try:
             self._call("RegisterNode", RegisterNodeFleetRequest(public_key=self.public))
-        except LinkError as error:
-            code = getattr(error, "code", None)
-            if code == ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED:
+        except Refused as error:
+            if error.code == ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED:
                 raise LinkError(f"The SuperLink at {self.address} wants a registered key; give --key.") from error
-            if code != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
+            if error.code != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
                 raise
 
     def deactivate(self, node: int) -> None:
@@ -330,14 +331,14 @@ class Fleet:
         if told is not None and told.code == ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED:
             return Over(f"The run is over: {told.message[:REASON]}")
         if response.status_code == httpx.codes.UNAUTHORIZED:
-            return LinkError(f"The SuperLink at {self.address} does not accept this key, or this machine's clock.")
+            return Refused(f"The SuperLink at {self.address} does not accept this key, or this machine's clock.")
         why = response.text if told is None else f"{told.message} (code {told.code})"
-        error = LinkError(f"The SuperLink at {self.address} refuses: {' '.join(why[:REASON].split())}")
-        error.__dict__["code"] = None if told is None else told.code
+        error = Refused(f"The SuperLink at {self.address} refuses: {' '.join(why[:REASON].split())}")
+        error.code = None if told is None else int(told.code)
         return error
 
     def _unheard(self, why: str) -> LinkError:
-        words = why.lower()
+        words, why = why.lower(), why.rstrip(".")
         if "certificate" in words:
             return LinkError(f"The certificate of the SuperLink at {self.address} does not match: {why}.")
         if "ssl" in words or "tls" in words:
