@@ -18,7 +18,7 @@ from latecomer.clients import Clients
 from latecomer.engines import make
 from latecomer.errors import ProtocolError, SettingError
 from latecomer.faults import NAN, SLOW
-from latecomer.replies import By, Rules
+from latecomer.replies import By, Collector, Rules
 from latecomer.runs.experiment import Experiment
 from latecomer.secure import protocol
 from latecomer.secure.fixed import LEVELS, Fixed, largest_cohort
@@ -294,6 +294,22 @@ def test_the_order_of_clients_does_not_matter_to_a_bit() -> None:
         clients = Clients(engine, ids, 0, rules=Rules(secure=FIXED))
         means.append(clients.mean(method.fit, shared=toys.start(method), by="examples"))
     assert toys.same(*means)
+
+
+def test_sums_that_are_gathered_in_parts_are_the_same_to_a_bit() -> None:
+    """As workers of a cluster do."""
+    rows = FIXED.round({"a": torch.randn(7, 5, generator=torch.Generator().manual_seed(0))})
+    weight, heard = torch.arange(1.0, 8.0), torch.arange(7) != 4
+    whole, added = (Collector("examples", rules=Rules(secure=FIXED)) for _ in range(2))
+    whole.take(rows, weight, heard)
+    for some in (slice(0, 3), slice(3, 7)):
+        part = added.alike()
+        part.take(tree.row(rows, some), weight[some], heard[some])
+        added.add(part, torch.device("cpu"))
+    asked = torch.ones(7, dtype=torch.bool)
+    assert torch.equal(whole.heard(asked), added.heard(asked))
+    assert toys.same(whole.mean(), added.mean())
+    assert whole.up_each == added.up_each == 6 * 8
 
 
 @pytest.mark.parametrize("engine", ["chunked", "loop"])
