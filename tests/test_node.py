@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
 
@@ -39,6 +39,7 @@ from latecomer.node.desk import Desk
 from latecomer.node.host import Host, understood
 from latecomer.node.settings import Stay
 from latecomer.node.stay import Node
+from latecomer.node.stock import client_app
 from latecomer.runs.experiment import Experiment
 from latecomer.settings import parse
 
@@ -342,6 +343,22 @@ def test_steps_are_for_trainings_that_said_hello_and_for_one_number(tmp_path: Pa
     assert ask("build", letters.request(method, "build", {}, 2)) == "Ditto has no step 'build'."
     assert "does not report scores" in ask("score", letters.request(method, "score", sent, -1, scratch=1))
     assert "only in personalise" in ask("keep_model", letters.request(method, "keep_model", sent, 1))
+
+
+def test_a_stock_supernode_gives_the_same_answers(tmp_path: Path) -> None:
+    """Each message in a process of its own: nothing but the context is left from one to the next."""
+    settings = stay(tmp_path)
+    config: Any = {"data": settings.data, "partition-id": 1, "report-scores": True}
+    context = Context(run_id=1, node_id=7, node_config=config, state=RecordDict(), run_config={})
+    participant, state = Participant(Host(settings)), RecordDict()
+    for step, content in occasions("ditto"):
+        message = Message(content, 7, f"query.{step}")
+        found, expected = client_app()(message, context).content, participant.answer(message, state).content
+        assert found == expected if step == "fit" else Welcome.unpack(found).test > 0
+    assert context.state == state
+    context.node_config.clear()
+    with pytest.raises(SettingError, match="This node was started without data"):
+        client_app()(message, context)
 
 
 # what survives

@@ -203,7 +203,7 @@ def kill_one(killed: list[int]) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_costs_no_bit(cluster: None) -> None:
-    method = toys.method("ditto", steps=300, epochs=100)
+    method = toys.method("ditto", epochs=60)
 
     def after(disturb: Callable[[], None]) -> Tree:
         engine = make("ray", method, [toys.federation()], "cpu", workers=2, chunk=1, graphs=False)
@@ -255,7 +255,7 @@ def test_what_is_lent_is_not_copied(cluster: None) -> None:
 
     from latecomer.engines.ray.cargo import lending
 
-    @ray.remote
+    @ray.remote(num_cpus=0)
     def lies_in(sent: Tree) -> str:
         address = sent["x"].data_ptr()
         for line in Path("/proc/self/maps").read_text().splitlines():
@@ -361,14 +361,14 @@ def test_no_process_is_left_behind(how: str, tmp_path: Path) -> None:
     words += ["--engine", "ray", "--workers", workers, "--rounds", 100000, "--out", tmp_path, "--name", "run"]
     seen: set[int] = set()
     with start(tmp_path, "run", "fedavg", *words) as running:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 200  # on a busy machine a cluster takes its time
         while running.poll() is None and time.monotonic() < end:
             seen |= descendants(running.pid)
             if how == "interrupted" and (tmp_path / "run" / "metrics.jsonl").exists():
                 running.send_signal(signal.SIGINT)
                 break
             time.sleep(0.1)
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=90)
     outcome = Outcome(running.returncode, out, err)
     if how == "interrupted":
         assert outcome.code == 130, err
@@ -378,7 +378,7 @@ def test_no_process_is_left_behind(how: str, tmp_path: Path) -> None:
         assert "--workers 1000 asks for more than the Ray cluster has" in err
         assert err.count("\n") == 1
     assert len(seen) >= 3, "a cluster was started"
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while alive(seen) and time.monotonic() < end:
         time.sleep(0.1)
     assert not alive(seen)

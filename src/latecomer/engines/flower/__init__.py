@@ -54,7 +54,7 @@ def local_engine(method: Method, federations: Sequence[Federation]) -> Flower:
     return Flower(method, LocalGrid(client_app(method, federations, simulated=True)), largest=largest)
 
 
-def control(address: str, certificates: Path | None) -> Control:
+def superlink(address: str, certificates: Path | None) -> Control:
     """A SuperLink, for its operator; without `certificates` to trust, nothing is encrypted."""
     with quietly():
         need("flwr", "flower")

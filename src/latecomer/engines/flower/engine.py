@@ -151,7 +151,7 @@ class Flower:
 
     def _read(self, reply: Message, message: Message, wanted: Layout, counted: bool) -> tuple[Tree, float]:
         if reply.has_error():
-            raise ProtocolError(f"It failed: {str(reply.error.reason)[:REASON]}")
+            raise ProtocolError(f"It failed: {str(reply.error.reason)[:REASON]!r}")  # no line, no colour of its own
         if reply.metadata.src_node_id != message.metadata.dst_node_id:
             raise ProtocolError(f"Node {reply.metadata.src_node_id} answered in its place.")
         values, weight = read(reply.content, wanted, counted)

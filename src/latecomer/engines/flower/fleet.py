@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -237,10 +238,8 @@ class Fleet:
         """Take this node's place: the one it had before, whoever still believes that it is there."""
         ask = ActivateNodeRequest(public_key=self.public, heartbeat_interval=BEAT)
         if before is not None:
-            try:
+            with suppress(Refused):  # it may not be there any more
                 self._call("DeactivateNode", DeactivateNodeRequest(node_id=before))
-            except Refused:
-                pass  # it was not there any more
         try:
             return int(self._call("ActivateNode", ask).node_id)
         except Refused as error:
