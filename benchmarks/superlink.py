@@ -1,6 +1,6 @@
 """The load of one SuperLink: a simulation of its requests, and a real one on loopback that confirms it.
 
-    python benchmarks/superlink.py measure [--nodes 4,16,64] [--sizes 10000,500000] [--exchanges 5]
+    python benchmarks/superlink.py measure [--nodes 4,16,64] [--sizes 10000,500000] [--exchanges 5] [--database]
     python benchmarks/superlink.py predict [--request 8] [--poll 4] [--byte 2] [--scan 5] ...
 
 `measure` starts a `flower-superlink` with TLS and node keys, and nodes whose loop and requests are those of
@@ -31,8 +31,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
 BEAT_LOST = 5.0  # seconds after which Flower's client gives up a sign of life
 LANES = 2  # requests that a process has on the way at once, when it pulls or pushes objects
@@ -481,26 +479,19 @@ def crowd(address: str, folder: Path, count: int) -> None:
 class Bench:
     """A SuperLink on this machine, and who talks to it."""
 
-    def __init__(self, site: Any, most: int) -> None:
+    def __init__(self, site: Any, most: int, *words: object) -> None:
         import numpy as np
-        from flwr.proto.control_pb2 import RegisterNodeRequest
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-        from deployment import node_key
         from latecomer.engines.flower.control import Control
-        from latecomer.engines.flower.fleet import read_key
 
         self.site, self.folder = site, site.folder
         (self.folder / "app").mkdir()
         (self.folder / "app" / "pyproject.toml").write_text(ABOUT)
         (self.folder / "app" / "app.py").write_text(APP.format(here=str(Path(__file__).parent)))
         np.savez(self.folder / "mine.npz", x=np.zeros((2, 3), np.float32), y=np.arange(2))
-        site.superlink()
+        site.superlink(*words)
+        site.register(*(f"key{number}" for number in range(most)))
         self.control = Control(site.address, self.folder / "ca.crt")
-        for number in range(most):
-            node_key(self.folder / f"key{number}")
-            public = public_key_to_bytes(read_key(self.folder / f"key{number}").public_key())
-            self.control.client.RegisterNode(RegisterNodeRequest(public_key=public))
 
     def run(self, nodes: int, sizes: Sequence[int], exchanges: int) -> Iterator[Seen]:
         """Exchanges with so many nodes."""
@@ -588,7 +579,7 @@ def measure(options: argparse.Namespace) -> None:
     print(where())
     print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory() as folder, site(Path(folder)) as here:
-        bench = Bench(here, counts[-1])
+        bench = Bench(here, counts[-1], *(("--database", "superlink.db") if options.database else ()))
         poll, asking, scan = bench.looks()
         print(f"a look that finds nothing: {1000 * poll:.2f} ms of the SuperLink, {1000 * asking:.2f} of the node")
         seen = [found for count in counts for found in bench.run(count, sizes, options.exchanges)]
@@ -658,6 +649,7 @@ def main() -> None:
     real.add_argument("--nodes", default="4,16,64")
     real.add_argument("--sizes", default="10000,500000")
     real.add_argument("--exchanges", type=int, default=5)
+    real.add_argument("--database", action="store_true", help="the SuperLink keeps its state in a file of SQLite")
     told = parts.add_parser("predict")
     for name, unit in (("request", 8.0), ("poll", 4.0), ("byte", 2.0), ("scan", 5.0), ("node", 4.0), ("server", 4.0)):
         told.add_argument(f"--{name}", type=float, default=unit)
