@@ -51,6 +51,10 @@ class Cost:
     node: float = 0.004  # of a node's process, for a request
     server: float = 0.004  # of the server's process, for a request
 
+    def times(self, factor: float) -> Cost:
+        """On a machine that others use too."""
+        return Cost(**{name: value * factor for name, value in vars(self).items()})
+
 
 @dataclass(frozen=True)
 class Load:
@@ -571,6 +575,21 @@ def fit(poll: float, scan: float, small: Seen, large: Seen) -> Cost:
     )
 
 
+def crowding(cost: Cost, seen: Seen) -> float:
+    """How many times as long everything takes as a processor needs for it, by how long some exchanges took."""
+    low, high, took = 0.5, 50.0, statistics.median(seen.seconds)
+    while high - low > 0.01 * low:
+        middle = (low + high) / 2
+        longer = predicted(cost.times(middle), seen).median > took
+        low, high = (low, middle) if longer else (middle, high)
+    return low
+
+
+def predicted(cost: Cost, seen: Seen) -> Outcome:
+    load = Load(nodes=seen.nodes, down=seen.size, up=seen.size, one_machine=True)
+    return simulate(load, cost, max(5, len(seen.seconds)))
+
+
 def measure(options: argparse.Namespace) -> None:
     from common import where
     from deployment import site
@@ -582,24 +601,28 @@ def measure(options: argparse.Namespace) -> None:
         bench = Bench(here, counts[-1], *(("--database", "superlink.db") if options.database else ()))
         poll, asking, scan = bench.looks()
         print(f"a look that finds nothing: {1000 * poll:.2f} ms of the SuperLink, {1000 * asking:.2f} of the node")
-        seen = [found for count in counts for found in bench.run(count, sizes, options.exchanges)]
+        seen = []
+        for count in counts:
+            seen += bench.run(count, sizes, options.exchanges)
+            print(f"{count} nodes measured; load {os.getloadavg()[0]:.1f}", flush=True)
     cost = fit(poll, scan, seen[0], seen[len(sizes) - 1])
+    factor = crowding(cost, seen[0])
     print(
-        f"fitted to {counts[0]} nodes: --request {1000 * cost.request:.2f} --poll {1000 * cost.poll:.2f} "
-        f"--byte {1e9 * cost.byte:.2f} --scan {1e6 * cost.scan:.2f} --node {1000 * cost.node:.2f} "
-        f"--server {1000 * cost.server:.2f}"
+        f"processor time, fitted to {counts[0]} nodes: --request {1000 * cost.request:.2f} "
+        f"--poll {1000 * cost.poll:.2f} --byte {1e9 * cost.byte:.2f} --scan {1e6 * cost.scan:.2f} "
+        f"--node {1000 * cost.node:.2f} --server {1000 * cost.server:.2f}; the clock, by the first line: x {factor:.2f}"
     )
-    print(
-        f"{'nodes':>6} {'bytes':>9} {'seconds':>8} {'predicted':>9} {'ratio':>6} {'busy':>5} {'predicted':>9} requests"
-    )
+    print("                  seconds an exchange (least to most)   requests            seconds of the SuperLink")
+    print(" nodes     bytes  measured          predicted  ratio   measured predicted  measured predicted  ratio")
     for one in seen:
-        load = Load(nodes=one.nodes, down=one.size, up=one.size, one_machine=True)
-        told, took = simulate(load, cost, len(one.seconds)), statistics.median(one.seconds)
-        wanted = sum(told.requests.values()) / len(one.seconds)
+        told, took = predicted(cost.times(factor), one), statistics.median(one.seconds)
+        times, asked = len(one.seconds), (one.polls + one.requests) / len(one.seconds)
+        wanted = sum(told.requests.values()) / len(told.seconds)
+        worked, work = one.link / times, told.busy * sum(told.seconds) / len(told.seconds) / factor
         print(
-            f"{one.nodes:6} {one.size:9,} {took:8.2f} {told.median:9.2f} {told.median / took:6.2f} "
-            f"{one.link / sum(one.seconds):5.2f} {told.busy:9.2f} "
-            f"{(one.polls + one.requests) / len(one.seconds):.0f}, predicted {wanted:.0f}",
+            f"{one.nodes:6} {one.size:9,}  {took:6.2f} ({min(one.seconds):.2f} to {max(one.seconds):.2f}) "
+            f"{told.median:9.2f} {told.median / took:6.2f} {asked:10.0f} {wanted:9.0f} {worked:9.2f} {work:9.2f} "
+            f"{work / worked:6.2f}",
             flush=True,
         )
 
