@@ -136,7 +136,7 @@ class Coming:
 
 def _welcome(reply: Message) -> Welcome | str:
     if reply.has_error():
-        return str(reply.error.reason)[:REASON]
+        return "".join(letter if letter.isprintable() else " " for letter in str(reply.error.reason)[:REASON])
     try:
         return Welcome.unpack(reply.content)
     except ProtocolError as error:
