@@ -466,7 +466,9 @@ def test_leaves_are_matched_by_name() -> None:
 def test_a_reply_that_is_too_large_is_never_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     unpacked: list[int] = []
     arrays_of = replies_.arrays_of
-    monkeypatch.setattr(replies_, "arrays_of", lambda blob: (unpacked.append(len(blob)), arrays_of(blob))[1])
+    monkeypatch.setattr(
+        replies_, "arrays_of", lambda blob, longest: (unpacked.append(len(blob)), arrays_of(blob, longest))[1]
+    )
     large = np.ones((2000, 1000), np.float32)  # 8 MB, which travel as an array
     for change in (with_body(bytes(10**5)), lambda content: leaf(content, lambda x: large)):
         assert int(mean(Tampering(change))[1].ledger[0].answered.sum()) == 2

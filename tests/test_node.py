@@ -25,7 +25,7 @@ from latecomer.clients import Clients
 from latecomer.data import Federation
 from latecomer.engines import make
 from latecomer.engines.flower.engine import Flower
-from latecomer.engines.flower.fleet import Letter, Over, Parcel
+from latecomer.engines.flower.fleet import Letter, Over, Parcel, Refused, Strange
 from latecomer.engines.flower.grid import LocalGrid
 from latecomer.engines.flower.hello import Hello, Welcome
 from latecomer.engines.flower.participant import Participant, for_server
@@ -475,6 +475,26 @@ def test_who_is_forgotten_comes_back_and_who_is_unheard_waits(tmp_path: Path, mo
     node.run()
     assert arrived == [None, 7]
     assert len(superlink.replies) == 2
+
+
+@pytest.mark.parametrize("kind", [Refused, Strange])
+def test_a_message_of_a_run_that_nobody_knows_is_let_go(
+    kind: type[LinkError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a SuperLink that was started afresh; other messages are answered."""
+    settings, superlink = stay(tmp_path), SuperLink(occasions("ditto", rounds=1))
+    send, lost = superlink.send, superlink.waiting[0].name
+    monkeypatch.setattr("latecomer.node.stay.LONGEST", 0.0)
+
+    def refusing(node: int, parcel: Parcel) -> None:
+        if parcel.answers == lost:
+            raise kind("There is no such run.")
+        send(node, parcel)
+
+    monkeypatch.setattr(superlink, "send", refusing)
+    work(settings, superlink)
+    assert len(superlink.replies) == 1
+    assert Desk(settings.desk).letter() is None
 
 
 # bad input

@@ -21,6 +21,7 @@ from latecomer.errors import ProtocolError, SettingError
 from latecomer.processors import Processors, floats
 from latecomer.replies import Rules
 from latecomer.runs.run import restore, snapshot
+from latecomer.runs.settings import Settings
 from latecomer.steps import Answers
 from latecomer.tally import Tally
 from latecomer.train import Plan, Training
@@ -249,6 +250,8 @@ def test_the_promise_of_an_answer() -> None:
     assert Processors.parse("clip=1,topk=0.1").promise is None
     with pytest.raises(SettingError, match=r"--privacy-budget must be 0, or at least the 1.99309 that one answer"):
         Processors.parse("clip=1,noise=2", budget=1.0)
+    with pytest.raises(SettingError, match="--privacy-budget limits what --processors with noise= or central= give"):
+        Settings(processors="clip=1", privacy_budget=1.0)
 
 
 @pytest.mark.parametrize("text", ["clip=1,noise=1", "clip=1,central=1"])

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from ..engines.flower.fleet import BEAT, Fleet, Letter, Over, Parcel, State, read_key, refusal
+from ..engines.flower.fleet import BEAT, Fleet, Letter, Over, Parcel, Refused, State, Strange, read_key, refusal
 from ..engines.flower.participant import TRAINING, Participant, for_server, training_of
 from ..errors import LatecomerError, LinkError, StepError
 from .desk import Desk
@@ -17,6 +17,7 @@ from .settings import Stay
 
 LOG = logging.getLogger(__name__)
 ENDS = 5  # processes that may end at one message: what takes all memory, or all time, must not for ever
+REFUSALS = 20  # one after the other, by a SuperLink that is there; then a message in hand is let go
 SHORTEST, LONGEST, SLOWER = 0.1, 3.0, 1.3  # seconds between two looks for a message, and how the pause grows
 
 
@@ -77,11 +78,14 @@ class Node:
             try:
                 if not self.fleet.beat(self.node):
                     self.forgotten.set()
+            except Refused as error:  # a SuperLink that was started afresh knows nobody
+                LOG.warning("No sign of life is accepted: %s", error)
+                self.forgotten.set()
             except LinkError as error:
                 LOG.warning("No sign of life could be given: %s", error)
 
     def _stay(self) -> None:
-        letter, pause, away = self.desk.letter(), SHORTEST, False
+        letter, pause, away, refusals = self.desk.letter(), SHORTEST, False, 0
         if letter is not None:
             LOG.info("A message lies here from before; it is answered first")
             letter = replace(letter, ends=letter.ends + 1)
@@ -101,7 +105,7 @@ class Node:
                     letter, pause = None, SHORTEST
                 if away:
                     LOG.info("The SuperLink is there again")
-                away = False
+                away, refusals = False, 0
             except Over as error:
                 LOG.info("A message is not answered: %s", error)
                 self.desk.answered()
@@ -110,6 +114,11 @@ class Node:
                 if not away:
                     LOG.warning("%s It is tried again.", error)
                 away = True
+                refusals += isinstance(error, Refused | Strange)
+                if letter is not None and refusals >= REFUSALS:  # it may be of a run that nobody knows any more
+                    LOG.warning("A message is not answered: the SuperLink has refused it %d times", refusals)
+                    self.desk.answered()
+                    letter, refusals = None, 0
                 self.stopped.wait(LONGEST)
 
     def _take(self, letter: Letter) -> Letter:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..data.split import Split
+from ..errors import SettingError
 from ..plan import Course, Plan
 from ..processors import Processors
 from ..settings import setting
@@ -97,4 +98,7 @@ class Settings(Place, Plan, Split, Subject):  # bases from the right: their sett
 
     def stack(self) -> Processors:
         """The processors by which replies go."""
-        return Processors.parse(self.processors, self.privacy_delta, self.privacy_budget)
+        stack = Processors.parse(self.processors, self.privacy_delta, self.privacy_budget)
+        if self.privacy_budget and stack.promise is None:
+            raise SettingError("--privacy-budget limits what --processors with noise= or central= give away; add one.")
+        return stack

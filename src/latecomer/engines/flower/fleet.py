@@ -89,6 +89,10 @@ class Refused(LinkError):
     code = 0  # Flower's own; 0: none
 
 
+class Strange(LinkError):
+    """What answers, does so as no SuperLink should; one that has lost its runs does, too."""
+
+
 State = RecordDict
 """What a client keeps of a training."""
 
@@ -334,7 +338,7 @@ class Fleet:
         if response.status_code == httpx.codes.UNAUTHORIZED:
             return Refused(f"The SuperLink at {self.address} does not accept this key, or this machine's clock.")
         if told is None:
-            return LinkError(f"What answers at {self.address} is no SuperLink (HTTP {response.status_code}).")
+            return Strange(f"What answers at {self.address} is no SuperLink (HTTP {response.status_code}).")
         error = Refused(f"The SuperLink at {self.address} refuses: {told.message[:REASON]} (code {told.code}).")
         error.code = int(told.code)
         return error
