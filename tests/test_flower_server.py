@@ -301,9 +301,11 @@ def asked_and_answered(*nodes: int) -> tuple[list[Message], list[Message]]:
 
 
 def test_replies_that_flower_cannot_read_are_silence_and_cost_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """Bytes that are no record; a part that never comes; one that says it comes from another, for another."""
-    asked, replies = asked_and_answered(1, 2, 3, 4)
+    """No record; a part that never comes; too many parts; one that says it comes from another, for another."""
+    asked, replies = asked_and_answered(1, 2, 3, 4, 5)
     grid = Records()
+    grid.upload(replies[4])
+    grid.trees[0].children.extend([grid.trees[0].children[0]] * 1000)
     grid.upload(replies[0], spoil=b"\xff\xff nonsense")
     grid.upload(replies[1], lacks=True)
     grid.upload(replies[2], src_node_id=4, reply_to_message_id="to 4")
@@ -314,8 +316,9 @@ def test_replies_that_flower_cannot_read_are_silence_and_cost_no_other(caplog: p
         ("to 4", 4),
     ]
     assert [reply.content["body"]["of"] for reply in found] == [2, 3]
-    assert len(grid.confirmed) == 3
+    assert len(grid.confirmed) == 4
     assert "A reply of node 1 cannot be read" in caplog.text
+    assert "A reply of node 5 cannot be read (ProtocolError)" in caplog.text
 
 
 def test_what_nodes_say_they_have_is_not_computed_with(tmp_path: Path) -> None:

@@ -22,9 +22,11 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from ...errors import ProtocolError
 from ...tree import Tree
 from .hello import HELLO, Hello, Welcome
+from .wire import MOST
 
 LOG = logging.getLogger(__name__)
 SHORTEST, LONGEST, SLOWER = 0.1, 1.0, 1.3  # seconds between two looks for replies, and how the pause grows
+PARTS = 1000  # of a reply: Flower cuts 4 GB into some eight hundred, and each takes a request
 REASON = 500  # letters that are read of a node's own words
 
 
@@ -116,10 +118,14 @@ class Coming:
 
     def whole(self, pull: Callable[[str], bytes]) -> bool:
         """Fetch what is there, and say whether that is all."""
+        if len(self.parts) > PARTS:
+            raise ProtocolError(f"It has {len(self.parts)} parts, and {PARTS} are enough.")
         try:
             for part in self.parts:
                 if part not in self.contents:
                     self.contents[part] = pull(part)
+                    if sum(map(len, self.contents.values())) > MOST:
+                        raise ProtocolError(f"It has more than {MOST} bytes.")
         except ObjectUnavailableError:  # its sender is still at it
             return False
         return True
