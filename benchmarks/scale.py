@@ -13,6 +13,7 @@ import argparse
 import resource
 import statistics
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,13 +93,21 @@ def main() -> None:
         trainings[clients] = training(clients, min(clients, options.cohort), name=options.method)
         growth[clients], setup[clients] = peak() - before, time.perf_counter() - began
     device = next(iter(trainings.values())).engine.device
-    seconds = turns({str(clients): each.advance for clients, each in trainings.items()}, options.rounds, device)
+    worked: dict[int, list[float]] = {clients: [] for clients in trainings}
+
+    def advance(clients: int) -> None:
+        began = time.process_time()
+        trainings[clients].advance()
+        worked[clients].append(time.process_time() - began)
+
+    seconds = turns({str(clients): partial(advance, clients) for clients in trainings}, options.rounds, device)
     first = statistics.median(seconds[next(iter(seconds))])
     for clients in trainings:
         median = statistics.median(seconds[str(clients)])
         each = bytes_each(trainings[clients].federations[0])
         print(
             f"{clients:9,} clients  {1000 * median:8.2f} ms a round  {median / first:5.2f} x the first  "
+            f"{1000 * statistics.median(worked[clients]):8.2f} ms of processors  "
             f"{each:5.1f} bytes a client beyond index rows  process grew by {growth[clients] / 2**20:7.1f} MiB  "
             f"{setup[clients]:5.2f} s before the first round"
         )

@@ -1,6 +1,6 @@
 """The load of one SuperLink: a simulation of its requests, and a real one on loopback that confirms it.
 
-    python benchmarks/superlink.py measure [--nodes 4,16,64] [--sizes 10000,500000] [--exchanges 5]
+    python benchmarks/superlink.py measure [--nodes 4,16,64] [--sizes 10000,500000] [--exchanges 5] [--database]
     python benchmarks/superlink.py predict [--request 8] [--poll 4] [--byte 2] [--scan 5] ...
 
 `measure` starts a `flower-superlink` with TLS and node keys, and nodes whose loop and requests are those of
@@ -32,8 +32,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parent.parent / "tests"))
-
 BEAT_LOST = 5.0  # seconds after which Flower's client gives up a sign of life
 LANES = 2  # requests that a process has on the way at once, when it pulls or pushes objects
 TOO_EARLY = 1.0  # seconds before a server asks again for an object that is not there yet; a node waits for 0.02
@@ -52,6 +50,10 @@ class Cost:
     scan: float = 5e-6  # for every message in flight, at each look of a node: it searches them all
     node: float = 0.004  # of a node's process, for a request
     server: float = 0.004  # of the server's process, for a request
+
+    def times(self, factor: float) -> Cost:
+        """On a machine that others use too."""
+        return Cost(**{name: value * factor for name, value in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -481,26 +483,19 @@ def crowd(address: str, folder: Path, count: int) -> None:
 class Bench:
     """A SuperLink on this machine, and who talks to it."""
 
-    def __init__(self, site: Any, most: int) -> None:
+    def __init__(self, site: Any, most: int, *words: object) -> None:
         import numpy as np
-        from flwr.proto.control_pb2 import RegisterNodeRequest
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-        from deployment import node_key
         from latecomer.engines.flower.control import Control
-        from latecomer.engines.flower.fleet import read_key
 
         self.site, self.folder = site, site.folder
         (self.folder / "app").mkdir()
         (self.folder / "app" / "pyproject.toml").write_text(ABOUT)
         (self.folder / "app" / "app.py").write_text(APP.format(here=str(Path(__file__).parent)))
         np.savez(self.folder / "mine.npz", x=np.zeros((2, 3), np.float32), y=np.arange(2))
-        site.superlink()
+        site.superlink(*words)
+        site.register(*(f"key{number}" for number in range(most)))
         self.control = Control(site.address, self.folder / "ca.crt")
-        for number in range(most):
-            node_key(self.folder / f"key{number}")
-            public = public_key_to_bytes(read_key(self.folder / f"key{number}").public_key())
-            self.control.client.RegisterNode(RegisterNodeRequest(public_key=public))
 
     def run(self, nodes: int, sizes: Sequence[int], exchanges: int) -> Iterator[Seen]:
         """Exchanges with so many nodes."""
@@ -580,6 +575,21 @@ def fit(poll: float, scan: float, small: Seen, large: Seen) -> Cost:
     )
 
 
+def crowding(cost: Cost, seen: Seen) -> float:
+    """How many times as long everything takes as a processor needs for it, by how long some exchanges took."""
+    low, high, took = 0.5, 50.0, statistics.median(seen.seconds)
+    while high - low > 0.01 * low:
+        middle = (low + high) / 2
+        longer = predicted(cost.times(middle), seen).median > took
+        low, high = (low, middle) if longer else (middle, high)
+    return low
+
+
+def predicted(cost: Cost, seen: Seen) -> Outcome:
+    load = Load(nodes=seen.nodes, down=seen.size, up=seen.size, one_machine=True)
+    return simulate(load, cost, max(5, len(seen.seconds)))
+
+
 def measure(options: argparse.Namespace) -> None:
     from common import where
     from deployment import site
@@ -588,27 +598,31 @@ def measure(options: argparse.Namespace) -> None:
     print(where())
     print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory() as folder, site(Path(folder)) as here:
-        bench = Bench(here, counts[-1])
+        bench = Bench(here, counts[-1], *(("--database", "superlink.db") if options.database else ()))
         poll, asking, scan = bench.looks()
         print(f"a look that finds nothing: {1000 * poll:.2f} ms of the SuperLink, {1000 * asking:.2f} of the node")
-        seen = [found for count in counts for found in bench.run(count, sizes, options.exchanges)]
+        seen = []
+        for count in counts:
+            seen += bench.run(count, sizes, options.exchanges)
+            print(f"{count} nodes measured; load {os.getloadavg()[0]:.1f}", flush=True)
     cost = fit(poll, scan, seen[0], seen[len(sizes) - 1])
+    factor = crowding(cost, seen[0])
     print(
-        f"fitted to {counts[0]} nodes: --request {1000 * cost.request:.2f} --poll {1000 * cost.poll:.2f} "
-        f"--byte {1e9 * cost.byte:.2f} --scan {1e6 * cost.scan:.2f} --node {1000 * cost.node:.2f} "
-        f"--server {1000 * cost.server:.2f}"
+        f"processor time, fitted to {counts[0]} nodes: --request {1000 * cost.request:.2f} "
+        f"--poll {1000 * cost.poll:.2f} --byte {1e9 * cost.byte:.2f} --scan {1e6 * cost.scan:.2f} "
+        f"--node {1000 * cost.node:.2f} --server {1000 * cost.server:.2f}; the clock, by the first line: x {factor:.2f}"
     )
-    print(
-        f"{'nodes':>6} {'bytes':>9} {'seconds':>8} {'predicted':>9} {'ratio':>6} {'busy':>5} {'predicted':>9} requests"
-    )
+    print("                  seconds an exchange (least to most)   requests            seconds of the SuperLink")
+    print(" nodes     bytes  measured          predicted  ratio   measured predicted  measured predicted  ratio")
     for one in seen:
-        load = Load(nodes=one.nodes, down=one.size, up=one.size, one_machine=True)
-        told, took = simulate(load, cost, len(one.seconds)), statistics.median(one.seconds)
-        wanted = sum(told.requests.values()) / len(one.seconds)
+        told, took = predicted(cost.times(factor), one), statistics.median(one.seconds)
+        times, asked = len(one.seconds), (one.polls + one.requests) / len(one.seconds)
+        wanted = sum(told.requests.values()) / len(told.seconds)
+        worked, work = one.link / times, told.busy * sum(told.seconds) / len(told.seconds) / factor
         print(
-            f"{one.nodes:6} {one.size:9,} {took:8.2f} {told.median:9.2f} {told.median / took:6.2f} "
-            f"{one.link / sum(one.seconds):5.2f} {told.busy:9.2f} "
-            f"{(one.polls + one.requests) / len(one.seconds):.0f}, predicted {wanted:.0f}",
+            f"{one.nodes:6} {one.size:9,}  {took:6.2f} ({min(one.seconds):.2f} to {max(one.seconds):.2f}) "
+            f"{told.median:9.2f} {told.median / took:6.2f} {asked:10.0f} {wanted:9.0f} {worked:9.2f} {work:9.2f} "
+            f"{work / worked:6.2f}",
             flush=True,
         )
 
@@ -658,6 +672,7 @@ def main() -> None:
     real.add_argument("--nodes", default="4,16,64")
     real.add_argument("--sizes", default="10000,500000")
     real.add_argument("--exchanges", type=int, default=5)
+    real.add_argument("--database", action="store_true", help="the SuperLink keeps its state in a file of SQLite")
     told = parts.add_parser("predict")
     for name, unit in (("request", 8.0), ("poll", 4.0), ("byte", 2.0), ("scan", 5.0), ("node", 4.0), ("server", 4.0)):
         told.add_argument(f"--{name}", type=float, default=unit)

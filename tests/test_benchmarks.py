@@ -24,6 +24,7 @@ import odpflhn_privacy
 import plain
 import scale
 import secure
+import superlink
 import toys
 import twins
 from latecomer import Federation, tree
@@ -282,3 +283,29 @@ def test_secure_means_cost_what_they_cost_and_are_as_exact_as_they_say() -> None
     cost = secure.measure(5, 40, 0.4)
     assert (cost.up, cost.down) == (96 + 5 * (94 + 33) + 41 * 8, 5 * (96 + 16 + 94) + 8 * 4)
     assert 0 < cost.error <= 0.5
+
+
+def test_a_simulated_superlink_answers_first_come_first_served() -> None:
+    two = superlink.Station(workers=2)
+    assert [two.take(0.0, 3.0), two.take(0.0, 1.0), two.take(0.5, 1.0), two.take(4.0, 1.0)] == [3.0, 1.0, 2.0, 5.0]
+    assert (two.busy, two.waited) == (6.0, 0.5)
+
+
+def test_a_simulated_exchange_is_twenty_requests_a_client_and_grows_with_them() -> None:
+    cost = superlink.Cost()
+    one = superlink.simulate(superlink.Load(nodes=1), cost, exchanges=1)
+    assert one.requests["request"] == 20  # 5 to send, 4 to fetch, 1 to confirm, 5 to answer, 4 to collect, 1 to confirm
+    assert one.median > 20 * cost.request
+    many = superlink.simulate(superlink.Load(nodes=20), cost, exchanges=1)
+    assert 20 * 19 * cost.request < many.median < 20 * 3 * one.median
+    assert one.busy < many.busy <= 1
+    several = superlink.simulate(superlink.Load(nodes=20, workers=4), cost, exchanges=1)
+    assert several.median < many.median
+
+
+def test_nodes_that_only_look_fill_a_superlink_at_the_number_that_the_formula_says() -> None:
+    cost, load = superlink.Cost(), superlink.Load(nodes=100, cohort=1)
+    share = superlink.idle(load, cost)
+    assert share == pytest.approx(100 * 0.004 * (1 / 3 + 1 / 10))
+    assert superlink.simulate(load, cost, exchanges=3).busy == pytest.approx(share, abs=0.1)
+    assert superlink.idle(superlink.Load(nodes=superlink.most_nodes(load, cost, 20.0)), cost) < 1

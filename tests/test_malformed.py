@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 import toys
@@ -28,7 +28,7 @@ from latecomer.tree import Tree
 
 METHOD, FEDERATION = toys.method("fedavg"), toys.federation()
 STATE = toys.start(METHOD)
-IDS, BAD = torch.tensor([0, 3, 5]), 3
+IDS, BAD = torch.tensor([0, 3]), 3
 
 
 class Played:
@@ -167,6 +167,7 @@ def check(answer: RecordDict | Error) -> None:
     """It is silence, or says what the honest answer says, in another way of writing."""
     found, unheard = mean(answer)
     assert unheard in ([BAD], [])
+    event("silence" if unheard else "unharmed")
     assert toys.same(found, SURVIVORS if unheard else WHOLE)
 
 
@@ -183,10 +184,11 @@ def test_malformed_replies_end_no_round_and_move_no_weight(answer: RecordDict | 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @given(replies)
-@settings(max_examples=10_000, deadline=None, suppress_health_check=[*HealthCheck])
+@settings(max_examples=10_100, deadline=None, suppress_health_check=[*HealthCheck])
 def test_ten_thousand_malformed_replies(answer: RecordDict | Error) -> None:
-    logging.disable(logging.WARNING)  # a sentence for each
+    logging.disable(logging.WARNING)  # a sentence for each; one in a thousand is harmless
     try:
         check(answer)
     finally:

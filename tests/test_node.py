@@ -463,7 +463,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no port": ({"superlink": "somewhere"}, "--superlink must be HOST:PORT; got 'somewhere'."),
     "nobody there": ({}, "There is no SuperLink at 127.0.0.1:1, or it speaks TLS and --insecure must go"),
     "both": ({"root_certificates": "ca.crt"}, "--root-certificates is for TLS, which --insecure does without"),
-    "no certificates": ({"insecure": False, "root_certificates": "/nowhere"}, "--root-certificates /nowhere cannot be"),
+    "no certificates": (
+        {"insecure": False, "root_certificates": "/nowhere"},
+        "--root-certificates /nowhere: No such file",
+    ),
     "no data": ({"data": "/nowhere.npz"}, "There is no file '/nowhere.npz'; an .npz with x"),
     "no key": ({"key": "/nowhere"}, "The key /nowhere cannot be read: No such file or directory."),
     "no such method": ({"allow": "pefl"}, "There is no method 'pefl'; did you mean 'pefll'?"),

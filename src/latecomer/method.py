@@ -103,6 +103,11 @@ class Method(ABC):
             kind = type(self)
             rounds = [step for step in steps(kind) if "round" in phases_of(kind, step)]
             own = [step for step in steps(kind) if self.release(step) is not None]
+            if self.processors.keeps and self.task.sizes:
+                raise SettingError(
+                    f"--processors {self.processors} keeps what is left of a change for the next one, which has "
+                    "another shape where models come in several sizes; leave --budgets out, or take clip= alone."
+                )
             self.processors.check(kind.__name__, {step: answers_of(kind, step) for step in rounds}, own)
         if self.secure is not None:
             self.secure.check(type(self), lossy=self.processors.keeps)
