@@ -1,6 +1,6 @@
 """What faults cost, and what a killed server loses.
 
-    python benchmarks/faults.py [--seeds 12] [--rounds 200] [--faults drop=0.3,nan=0.05,slow=0.1]
+    python benchmarks/faults.py [--seeds 12] [--rounds 200] [--cohort 10] [--faults drop=0.3,nan=0.05,slow=0.1]
     python benchmarks/faults.py --kills 20
 
 PeFLL on digits, with faults and without: the scores of both, and the paired difference on the same clients, whose
@@ -51,8 +51,8 @@ def trained(settings: dict[str, Any]) -> dict[str, Scores]:
     return found
 
 
-def compared(seeds: int, rounds: int, faults: str) -> None:
-    settings = {**PEFLL, "seeds": seeds, "rounds": rounds}
+def compared(seeds: int, rounds: int, cohort: int, faults: str) -> None:
+    settings = {**PEFLL, "seeds": seeds, "rounds": rounds, "cohort": cohort}
     whole, faulty = (trained(settings | {"faults": text}) for text in ("", faults))
     for name in whole:
         both = f"{spread(whole[name])} without, {spread(faulty[name])} with"
@@ -130,6 +130,7 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--cohort", type=int, default=10)
     parser.add_argument("--faults", default=FAULTS)
     parser.add_argument("--kills", type=int, default=0, help="kill a run so often, in the place of the comparison")
     parser.add_argument("--out", type=Path, help="keep the folders of the killed and the whole run here")
@@ -142,7 +143,7 @@ def main(words: list[str] | None = None) -> None:
             if not compare_killed(options.out or Path(folder), options.rounds, options.kills, settings):
                 raise SystemExit(1)
     else:
-        compared(options.seeds, options.rounds, options.faults)
+        compared(options.seeds, options.rounds, options.cohort, options.faults)
     print(f"{time.perf_counter() - began:.0f} s")
 
 

@@ -23,6 +23,7 @@ import membership
 import odpflhn_privacy
 import plain
 import scale
+import secure
 import superlink
 import toys
 import twins
@@ -275,6 +276,13 @@ def test_an_eager_round_can_be_followed(capsys: pytest.CaptureFixture[str], monk
     assert shown[-2].startswith(f"{len(stack)} frames in ")
     assert "functions in" in shown[-1]
     assert "engines/capture" not in shown[-1]
+
+
+def test_secure_means_cost_what_they_cost_and_are_as_exact_as_they_say() -> None:
+    """By hand: keys, a sealed box and a share for each of 5 clients, 41 words; everybody's keys, boxes and numbers."""
+    cost = secure.measure(5, 40, 0.4)
+    assert (cost.up, cost.down) == (96 + 5 * (94 + 33) + 41 * 8, 5 * (96 + 16 + 94) + 8 * 4)
+    assert 0 < cost.error <= 0.5
 
 
 def test_a_simulated_superlink_answers_first_come_first_served() -> None:

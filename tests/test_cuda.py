@@ -24,6 +24,7 @@ from latecomer.methods.fedavg import FedAvg
 from latecomer.nets.models import MODELS, LeNet
 from latecomer.ops import first_calls
 from latecomer.ops.convolution import WIDEST
+from latecomer.ops.examples import take
 from latecomer.ops.intercept import intercepted
 from latecomer.ops.norm import norm
 from latecomer.ops.shuffle import draw, purpose
@@ -401,3 +402,10 @@ def texts(clients: int = 6, each: int = 40) -> Federation:
     x, y = random.integers(0, 100, (clients * each, 80)).astype(np.int8), random.integers(0, 100, clients * each)
     rows = np.arange(clients * each).reshape(clients, each)
     return Federation.from_arrays(x, y, train=rows[:, :30], test=rows[:, 30:], members=clients - 1, classes=100)
+
+
+def test_of_no_examples_none_are_taken() -> None:
+    """A split of which no client has any, as where nothing is held out."""
+    x, ones = torch.zeros(4, 3, 8, 8, dtype=torch.uint8, device=CUDA), torch.ones(3, 1, 1, device=CUDA)
+    rows = torch.zeros(5, 0, dtype=torch.long, device=CUDA)
+    assert vmap(lambda some: take(x, some, ones, ones))(rows).shape == (5, 0, 3, 8, 8)

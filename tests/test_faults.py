@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -20,8 +20,11 @@ from console import Command
 from latecomer import tree
 from latecomer.clients import Clients, Exchange
 from latecomer.engines.flower.grid import LocalGrid
+from latecomer.engines.flower.wire import pack, unpack
 from latecomer.faults import DROP, FLIP, HUGE, KINDS, NAN, SLOW, injected
 from latecomer.method import Method
+from latecomer.replies import Rules
+from latecomer.robust import Average
 from latecomer.train import Plan, Training
 from latecomer.tree import Tree
 
@@ -138,9 +141,7 @@ class Faulty(LocalGrid):
 
 def changed(content: RecordDict, change: Callable[[Tensor], Tensor]) -> RecordDict:
     """Another answer in the place of one."""
-    from latecomer.engines.flower.wire import pack, unpack
-
-    return RecordDict({**content, "reply": pack(tree.map(change, unpack(content["reply"])))})
+    return RecordDict({**content, "body": pack(tree.map(change, unpack(content["body"])))})
 
 
 def two_rounds(name: str, engine: Any, method: Method, faults: Any = None, ids: Tensor = IDS) -> tuple[Tree, Any]:
@@ -222,6 +223,37 @@ def test_more_replies_than_clients_are_refused(command: Command) -> None:
 # hostile clients, and servers that die
 
 
+@pytest.mark.parametrize("kind", get_args(Average))
+def test_every_engine_averages_alike(kind: Average) -> None:
+    """With huge and lost answers among them, and a limit that honest ones exceed, too."""
+    found = {}
+    for engine in toys.ENGINES:
+        method = toys.method("fedavg", torch.float64)
+        made = toys.engine(engine, method, [toys.federation()])
+        faults = injected("huge=0.2,slow=0.2", 1)
+        found[engine] = toys.rounds(method, made, 2, faults=faults, rules=Rules(0.2, kind))[0]
+    assert all(toys.gap(found[engine], found["vector"]) < 1e-9 for engine in toys.ENGINES)
+
+
+def test_a_change_is_scaled_down_to_its_limit_and_a_message_is_left_alone() -> None:
+    method = toys.method("pefll", torch.float64)
+    spied = toys.Spy(toys.engine("vector", method, [toys.federation()]))
+    exchanged: dict[float, dict[str, Tree]] = {}
+    for limit in (0.0, 0.1):
+        spied.asks.clear()
+        method.round(toys.start(method), Clients(spied, IDS, 0, faults=only(HUGE), rules=Rules(limit)))  # type: ignore[arg-type]
+        exchanged[limit] = {
+            step: ask.collector.replies().each for step, ask in spied.asks if ask.collector.fold is None
+        }
+    assert toys.same(exchanged[0.0]["describe"], exchanged[0.1]["describe"])
+    free, limited = (
+        torch.cat([leaf.flatten(1) for leaf in tree.leaves(exchanged[limit]["fit"])], 1) for limit in (0.0, 0.1)
+    )
+    assert free.norm(dim=1)[BAD] > 5 * free.norm(dim=1).median()
+    share = (0.1 / free.norm(dim=1)).clamp(max=1)
+    torch.testing.assert_close(limited, free * share[:, None])
+
+
 def test_a_hostile_client_ruins_the_mean_and_nothing_that_withstands() -> None:
     """One of ten sends a hundred times its update."""
     settings = hostile.SETTINGS["FedAvg, dealt alike"][1] | {"rounds": 8, "epochs": 1, "graphs": False}
@@ -235,6 +267,7 @@ def test_a_hostile_client_ruins_the_mean_and_nothing_that_withstands() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_server_that_is_killed_again_and_again_ends_where_it_would_have(tmp_path: Path) -> None:
     settings = {**kills.PEFLL, "faults": kills.FAULTS, "hidden": 20, "steps": 2, "threads": 1}
     assert kills.compare_killed(tmp_path, rounds=60, kills=6, settings=settings)

@@ -169,7 +169,7 @@ def test_whoever_comes_later_gets_a_model_and_a_number_of_its_own(
     capsys.readouterr()
     deployed(tmp_path, settings, late).go()
     assert late.kept == [4, 5]
-    assert {*late.asked} == {"hello", "describe_fully", "keep_model"} or "fit" not in late.asked
+    assert {*late.asked} == {"hello", "describe_fully", "keep_model"}
     told = [news.heard(line) for line in capsys.readouterr().out.splitlines()]
     assert told[-1]["given"] == [4, 5]
     assert told[-1]["without"] == []
@@ -203,6 +203,12 @@ def test_a_run_goes_on_with_its_own_settings_alone(tmp_path: Path) -> None:
     deployed(tmp_path, settings, nodes).go()
     with pytest.raises(RunError, match=r"began with seed 0, and the app says 1; give this run another --name"):
         deployed(tmp_path, settings.replace("seed = 0\n", "seed = 1\n", 1), nodes).go()
+
+
+def test_one_machine_does_not_go_on_with_nodes(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "nodes.json").touch()
+    done = command("resume", tmp_path)
+    assert (done.code, "`latecomer flower run` goes on with it" in done.err) == (2, True)
 
 
 def test_clients_that_report_no_scores_are_not_asked_for_any(tmp_path: Path) -> None:

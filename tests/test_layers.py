@@ -23,7 +23,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "core": (
         *("tree", "task", "method", "clients", "replies", "learn", "optim", "rounds", "evaluate", "faults", "privacy"),
         *("schedule", "steps", "settings", "plan", "checks", "cohorts", "tally", "robust", "processors"),
-        *("methods", "nets", "data"),
+        *("secure", "methods", "nets", "data"),
     ),
     "operations": ("ops",),
     "ground": ("errors", "private", "tensorfile", "__version__"),  # imports nothing of ours

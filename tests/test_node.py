@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
 
@@ -39,6 +39,7 @@ from latecomer.node.desk import Desk
 from latecomer.node.host import Host, understood
 from latecomer.node.settings import Stay
 from latecomer.node.stay import Node
+from latecomer.node.stock import client_app
 from latecomer.runs.experiment import Experiment
 from latecomer.settings import parse
 
@@ -344,6 +345,22 @@ def test_steps_are_for_trainings_that_said_hello_and_for_one_number(tmp_path: Pa
     assert "only in personalise" in ask("keep_model", letters.request(method, "keep_model", sent, 1))
 
 
+def test_a_stock_supernode_gives_the_same_answers(tmp_path: Path) -> None:
+    """Each message in a process of its own: nothing but the context is left from one to the next."""
+    settings = stay(tmp_path)
+    config: Any = {"data": settings.data, "partition-id": 1, "report-scores": True}
+    context = Context(run_id=1, node_id=7, node_config=config, state=RecordDict(), run_config={})
+    participant, state = Participant(Host(settings)), RecordDict()
+    for step, content in occasions("ditto"):
+        message = Message(content, 7, f"query.{step}")
+        found, expected = client_app()(message, context).content, participant.answer(message, state).content
+        assert found == expected if step == "fit" else Welcome.unpack(found).test > 0
+    assert context.state == state
+    context.node_config.clear()
+    with pytest.raises(SettingError, match="This node was started without data"):
+        client_app()(message, context)
+
+
 # what survives
 
 
@@ -446,7 +463,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no port": ({"superlink": "somewhere"}, "--superlink must be HOST:PORT; got 'somewhere'."),
     "nobody there": ({}, "There is no SuperLink at 127.0.0.1:1, or it speaks TLS and --insecure must go"),
     "both": ({"root_certificates": "ca.crt"}, "--root-certificates is for TLS, which --insecure does without"),
-    "no certificates": ({"insecure": False, "root_certificates": "/nowhere"}, "--root-certificates /nowhere cannot be"),
+    "no certificates": (
+        {"insecure": False, "root_certificates": "/nowhere"},
+        "--root-certificates /nowhere: No such file",
+    ),
     "no data": ({"data": "/nowhere.npz"}, "There is no file '/nowhere.npz'; an .npz with x"),
     "no key": ({"key": "/nowhere"}, "The key /nowhere cannot be read: No such file or directory."),
     "no such method": ({"allow": "pefl"}, "There is no method 'pefl'; did you mean 'pefll'?"),

@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
-    ROOT / name
-    for name in ("README.md", "CONTRIBUTING.md", "docs/tour.md", "docs/glossary.md", "docs/data.md", "docs/security.md")
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("tour", "glossary", "data", "faults", "security")),
 ]
 PLACES = [ROOT / "src" / "latecomer", ROOT, ROOT / "src" / "latecomer" / "engines" / "capture", ROOT / "benchmarks"]
 BLOCKS = [

@@ -387,6 +387,8 @@ def test_methods_that_cannot_are_refused() -> None:
         toys.method("pefll", processors=Processors.parse("clip=1,central=1"))
     with pytest.raises(SettingError, match="ODPFLHN's own noise"):
         toys.method("odpflhn-private", processors=Processors.parse("clip=1,noise=1"))
+    with pytest.raises(SettingError, match="models come in several sizes; leave --budgets out"):
+        toys.method("pfedhn", sizes=("S", "L"), processors=Processors.parse("topk=0.1"))
     with pytest.raises(SettingError, match="adds noise to sums; --average median is none"):
         training("fedavg", "vector", "clip=1,central=1", average="median")
 

@@ -68,10 +68,12 @@ def test_what_is_gathered_in_parts_is_what_is_gathered_at_once(fold: Any, rules:
     each, weight, heard = rows()
     whole, added = Collector(fold, rules=rules), Collector(fold, rules=rules)
     whole.take(each, weight, heard)
-    for some in (slice(0, 3), slice(3, 6), slice(6, 7)):
+    for first, middle, end in ((0, 2, 3), (3, 4, 6), (6, 7, 7)):
         part = added.alike()
-        part.take(tree.row(each, some), weight[some], heard[some])
-        added.add(part, torch.device("cpu"))
+        for some in (slice(first, middle), slice(middle, end)):
+            if some.stop > some.start:
+                part.take(tree.row(each, some), weight[some], heard[some])
+        added.add(part.joined(), torch.device("cpu"))
     assert added.up_each == whole.up_each == 16
     assert toys.same({"heard": torch.cat(added.heards)}, {"heard": torch.cat(whole.heards)})
     assert toys.gap(added.mean(), whole.mean()) < 1e-6
@@ -203,7 +205,7 @@ def kill_one(killed: list[int]) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_costs_no_bit(cluster: None) -> None:
-    method = toys.method("ditto", steps=300, epochs=100)
+    method = toys.method("ditto", epochs=60)
 
     def after(disturb: Callable[[], None]) -> Tree:
         engine = make("ray", method, [toys.federation()], "cpu", workers=2, chunk=1, graphs=False)
@@ -255,7 +257,7 @@ def test_what_is_lent_is_not_copied(cluster: None) -> None:
 
     from latecomer.engines.ray.cargo import lending
 
-    @ray.remote
+    @ray.remote(num_cpus=0)
     def lies_in(sent: Tree) -> str:
         address = sent["x"].data_ptr()
         for line in Path("/proc/self/maps").read_text().splitlines():
@@ -361,14 +363,14 @@ def test_no_process_is_left_behind(how: str, tmp_path: Path) -> None:
     words += ["--engine", "ray", "--workers", workers, "--rounds", 100000, "--out", tmp_path, "--name", "run"]
     seen: set[int] = set()
     with start(tmp_path, "run", "fedavg", *words) as running:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 200  # on a busy machine a cluster takes its time
         while running.poll() is None and time.monotonic() < end:
             seen |= descendants(running.pid)
             if how == "interrupted" and (tmp_path / "run" / "metrics.jsonl").exists():
                 running.send_signal(signal.SIGINT)
                 break
             time.sleep(0.1)
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=90)
     outcome = Outcome(running.returncode, out, err)
     if how == "interrupted":
         assert outcome.code == 130, err
@@ -378,7 +380,7 @@ def test_no_process_is_left_behind(how: str, tmp_path: Path) -> None:
         assert "--workers 1000 asks for more than the Ray cluster has" in err
         assert err.count("\n") == 1
     assert len(seen) >= 3, "a cluster was started"
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while alive(seen) and time.monotonic() < end:
         time.sleep(0.1)
     assert not alive(seen)

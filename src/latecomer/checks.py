@@ -9,8 +9,10 @@ from torch import Tensor
 from . import tree
 from .data.federation import Federation
 from .errors import DataError, SettingError
+from .faults import parse
 from .method import Method
 from .plan import Plan
+from .secure.sizes import FEWEST
 from .steps import answers_of, steps
 from .tree import Tree
 
@@ -28,6 +30,8 @@ def check_training(method: Method, federations: Sequence[Federation], plan: Plan
         raise SettingError(
             f"--clip-update limits changes, but no step of {type(method).__name__} is declared to answer one."
         )
+    if method.secure is not None:
+        check_secure(plan)
     if method.lr_schedule != "constant" and method.rounds != plan.rounds:
         raise SettingError(
             f"{type(method).__name__} was made with a schedule for {method.rounds} rounds; these are {plan.rounds}."
@@ -64,3 +68,15 @@ def check_model(model: Tree, own: Tree, origin: str) -> None:
                 f"{origin} has a model whose {name!r} is {tuple(given[name].shape)}, not {tuple(weight.shape)}; "
                 "use the --model and --data it was trained with."
             )
+
+
+def check_secure(plan: Plan) -> None:
+    """Refuse what would have to see, or to spoil, single replies that come under masks."""
+    if plan.average != "mean":
+        raise SettingError(f"--secure-mean shows means alone; --average {plan.average} would have to see every reply.")
+    if plan.clip_update:
+        raise SettingError("--secure-mean hides the size of a reply; with --processors clip= clients clip themselves.")
+    if spoiled := [name for name in parse(plan.faults) if name not in ("drop", "slow")]:
+        raise SettingError(f"--faults {spoiled[0]} spoils single replies, which come under masks with --secure-mean.")
+    if plan.cohort < FEWEST:
+        raise SettingError(f"--secure-mean takes a --cohort of at least {FEWEST}; got {plan.cohort}.")

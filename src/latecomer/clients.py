@@ -21,6 +21,7 @@ from .faults import DROP, Faults, spoil
 from .ops.stopwatch import Stopwatch
 from .ops.upload import upload
 from .replies import By, Collector, Replies, Rules
+from .secure.sizes import besides
 from .steps import Phase, Step, answers_of, check_names, check_phase, listed, phase_of
 from .tree import Tree
 
@@ -103,16 +104,19 @@ class Exchange:
     up_each: int  # bytes from one client
     seconds: Callable[[], float] | None  # None: a round replayed as a whole has one time, which its last exchange tells
     skipped: bool = False  # whether the round ended here, for want of replies
+    masked: bool = False  # whether replies came under masks, for which keys and shares were sent, too
 
     def line(self) -> dict[str, Any]:
         asked, answered = self.asked.cpu(), self.answered.cpu()
+        counts = int(asked.sum()), int(answered.sum())
+        down, up = besides(*counts) if self.masked else (0, 0)
         line: dict[str, Any] = {
             "round": self.round,
             "step": self.step,
-            "asked": int(asked.sum()),
-            "answered": int(answered.sum()),
-            "down": int(asked.sum()) * self.down_each,
-            "up": int(answered.sum()) * self.up_each,
+            "asked": counts[0],
+            "answered": counts[1],
+            "down": counts[0] * self.down_each + down,
+            "up": counts[1] * self.up_each + up,
             "seconds": None if self.seconds is None else round(self.seconds(), 6),
         }
         if unheard := self.ids[asked & ~answered].tolist():  # no reply, or none that counts
@@ -223,17 +227,20 @@ class Clients:
             faults = upload(self.faults(self.ids, self.number, name).long(), silent.device)
             silent = silent | (faults == DROP)
         kind = answers_of(type(step.__self__), name) if inspect.ismethod(step) else "message"
-        collector = Collector(fold, self.phase == "round", self.rules.for_answers(kind))
+        rules = self.rules.for_answers(kind, self.phase)
+        if rules.secure is not None and fold is None:
+            raise ProtocolError(f"The replies to {name!r} come under masks: ask for their mean, by `clients.mean`.")
+        collector = Collector(fold, self.phase == "round", rules)
         recalled = {key: self.held[key] for key in sending.recall}
         watch = Stopwatch(self.engine.device)
         ask = self._ask(silent, faults, shared, each, recalled, collector)
         self.engine.exchange(name, [ask])
-        heard = torch.cat(collector.heards)
+        heard, masked = collector.heard(~silent), collector.rules.secure is not None
         down = tree.nbytes(shared) + tree.nbytes(each) // max(len(self), 1)
         self._fall_silent(~heard)
         skipped = self._too_few()
-        exchange = Exchange(ask.round, name, ask.ids, ~silent, heard, down, collector.up_each, watch.stop(), skipped)
-        self.ledger.append(exchange)
+        sizes = down, collector.up_each
+        self.ledger.append(Exchange(ask.round, name, ask.ids, ~silent, heard, *sizes, watch.stop(), skipped, masked))
         if skipped:
             raise TooFewReplies(f"Fewer than {self.min_replies} clients answered {name!r} in round {ask.round}.")
         self.held = self.held | shared

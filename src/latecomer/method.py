@@ -30,6 +30,7 @@ from .nets.subspace import Kind, Subspace
 from .privacy import Release
 from .processors import Processors
 from .schedule import Course, Schedule
+from .secure.fixed import Fixed
 from .settings import check_ranges, flag, setting
 from .steps import Phase, answers_of, asked_in, phases_of, steps
 from .task import Batch, Batches, Home, Task
@@ -82,6 +83,7 @@ class Method(ABC):
     lr_schedule: Course = "constant"  # of all learning rates in training, on clients and on the server
     rounds: int = 0  # of training, which a schedule has to know
     processors: Processors = Processors()  # what answers go through on their way to the server
+    secure: Fixed | None = None  # whether answers that are averaged travel under masks, and how they are rounded for it
 
     paper: ClassVar[Mapping[str, Any]] = {}
     """The run settings its paper uses, where they differ from latecomer's own defaults."""
@@ -101,7 +103,14 @@ class Method(ABC):
             kind = type(self)
             rounds = [step for step in steps(kind) if "round" in phases_of(kind, step)]
             own = [step for step in steps(kind) if self.release(step) is not None]
+            if self.processors.keeps and self.task.sizes:
+                raise SettingError(
+                    f"--processors {self.processors} keeps what is left of a change for the next one, which has "
+                    "another shape where models come in several sizes; leave --budgets out, or take clip= alone."
+                )
             self.processors.check(kind.__name__, {step: answers_of(kind, step) for step in rounds}, own)
+        if self.secure is not None:
+            self.secure.check(type(self), lossy=self.processors.keeps)
 
     def build(self) -> None:
         """Make networks from the settings, as fields declared by `made()`, and refuse settings that do not agree."""

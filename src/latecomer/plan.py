@@ -9,6 +9,7 @@ from .faults import parse
 from .processors import Processors
 from .replies import Rules
 from .robust import Average
+from .secure.fixed import Fixed
 from .settings import check_ranges, setting
 
 Course = Literal["constant", "step", "cosine"]
@@ -56,9 +57,9 @@ class Plan:
         check_ranges(self)
         parse(self.faults)
 
-    def rules(self, processors: Processors) -> Rules:
+    def rules(self, processors: Processors, secure: Fixed | None = None) -> Rules:
         """What the server does with replies that went through these on the client's side."""
-        return Rules(self.clip_update, self.average, self.trim, processors)
+        return Rules(self.clip_update, self.average, self.trim, processors, secure)
 
     def with_members(self, members: int) -> Self:
         """The same plan for so many members; a cohort of 0 is all of them."""

@@ -13,7 +13,9 @@ from . import tree
 from .ops.sums import chosen, weighted_sum
 from .processors import Noise, Processors
 from .robust import Average, average
-from .steps import Answers
+from .secure.fixed import Fixed
+from .secure.sizes import FEWEST, WORD, threshold
+from .steps import Answers, Phase
 from .tree import Tree
 
 By = Literal["clients", "labelled", "examples"]  # a mean over all clients, those with labels, or labelled examples
@@ -27,10 +29,12 @@ class Rules:
     average: Average = "mean"
     trim: float = 0.2  # the share of clients that a robust average takes to be hostile
     processors: Processors = Processors()  # what replies went through on the client's side
+    secure: Fixed | None = None  # how numbers are rounded that come under masks: nobody sees them, but their sum
 
-    def for_answers(self, answers: Answers) -> Rules:
-        """Those for one step; only a change has a size that can be too large."""
-        return replace(self, clip_update=0.0) if answers == "message" else self
+    def for_answers(self, answers: Answers, phase: Phase) -> Rules:
+        """Those for one step; only a change has a size that can be too large, and only rounds have masks, on means."""
+        secure = self.secure if answers == "averaged" and phase == "round" else None
+        return replace(self, secure=secure, clip_update=0.0 if answers == "message" else self.clip_update)
 
 
 @dataclass(frozen=True)
@@ -85,11 +89,16 @@ class Collector:
         self.parts: list[_Table] = []  # folded: one, of sums
         self.weights: list[Tensor] = []
         self.heards: list[Tensor] = []
+        self.total: Tensor | None = None  # what all count together, where a sum came as one
         self.up_each = 0
 
     def take(self, each: Tree, weight: Tensor, heard: Tensor) -> None:
         self.up_each = tree.nbytes(each) // max(len(heard), 1)
-        table = _Table.of(self.rules.processors.incoming(tree.detach(each)))
+        if self.rules.secure is None:
+            table = _Table.of(self.rules.processors.incoming(tree.detach(each)))
+        else:  # as it is, since nobody could look under masks; in double precision, where such sums are exact
+            table = _Table.of(tree.detach(each)).map(torch.Tensor.double)
+            self.up_each = WORD * (1 + sum(leaf[0].numel() for leaf in tree.leaves(each)))
         heard = heard & table.finite().to(heard.device)  # nonsense is silence
         weight = weight * heard if self.counted else heard.to(weight.dtype)
         if self.rules.clip_update:
@@ -103,9 +112,39 @@ class Collector:
         sums = table.map(lambda rows: weighted_sum(count, rows))
         self.parts = [self.parts[0].add(sums)] if self.parts else [sums]
 
+    def take_sum(self, sums: Tree, count: int, heard: Tensor, like: Tree) -> None:
+        """What was summed up under masks: weighted replies, in double precision, and what all heard count together.
+
+        `like` is a reply, of which only the kinds of number are looked at.
+        """
+        table = _Table.of(tree.map(lambda leaf: leaf[None], like)).with_row(sums)
+        self.parts, self.heards, self.weights = [table], [heard], [heard.float()]
+        self.total = torch.tensor(float(count), dtype=torch.float64)
+        self.up_each = WORD * (1 + sum(leaf.numel() for leaf in tree.leaves(like)))
+
+    def heard(self, asked: Tensor) -> Tensor:
+        """Who was. Under masks that is nobody unless enough were: else no sum could be unmasked."""
+        heard = torch.cat(self.heards)
+        if self.rules.secure is not None and self.total is None:
+            enough = (asked.sum() >= FEWEST) & (heard.sum() >= threshold(asked.sum()))
+            heard = heard & enough
+            self.heards, self.weights = [heard], [torch.cat(self.weights) * enough]
+            self.parts = [sums.map(lambda part: torch.where(enough, part, 0)) for sums in self.parts]
+        return heard
+
     def alike(self) -> Collector:
         """One for a part of the clients, to be added."""
         return Collector(self.fold, self.counted, self.rules)
+
+    def joined(self) -> Collector:
+        """This one, with all that it gathered in one piece, which travels better than many."""
+        self.heards, self.weights = [torch.cat(self.heards)], [torch.cat(self.weights)]
+        if len(self.parts) > 1:
+            first, parts = self.parts[0], self.parts
+            self.parts = [
+                replace(first, rows={kind: torch.cat([part.rows[kind] for part in parts]) for kind in first.rows})
+            ]
+        return self
 
     def add(self, part: Collector, device: torch.device) -> None:
         """What was gathered elsewhere, of the clients that come next."""
@@ -127,12 +166,16 @@ class Collector:
         """The mean; with `noise` where the rules say that the server adds some to every sum."""
         if self.fold is None:
             return self.replies().mean(self.by)
-        count = _count(torch.cat(self.heards), torch.cat(self.weights), self.fold).sum()
-        sums = self.parts[0]
+        count, sums = self.total, self.parts[0]
+        if count is None:
+            counts = _count(torch.cat(self.heards), torch.cat(self.weights), self.fold)
+            count = (counts if self.rules.secure is None else counts.double()).sum()
         if (central := self.rules.processors.central) is not None and noise is not None:
-            noisy = _Table.of(tree.map(lambda leaf: leaf[None], central.add(sums.tree(), noise)))
-            sums = noisy.map(lambda rows: rows[0] * (count > 0))  # of nobody's replies there is no sum
-        return sums.map(lambda part: part / count.clamp(min=1).to(part.dtype)).tree()
+            noisy = central.add(sums.tree(), noise)
+            sums = sums.with_row(
+                tree.map(lambda leaf: leaf * (count > 0), noisy)
+            )  # of nobody's replies there is no sum
+        return sums.map(lambda part: part / count.clamp(min=1).to(part.dtype)).as_sent().tree()
 
 
 def _count(heard: Tensor, weight: Tensor, by: By) -> Tensor:
@@ -191,6 +234,18 @@ class _Table:
         norms = torch.stack([rows.square().sum(-1) for rows in floats]).sum(0).sqrt()
         share = (most / norms.clamp(min=1e-30)).clamp(max=1)
         return self.map(lambda rows: rows * share[:, None].to(rows.dtype) if rows.is_floating_point() else rows)
+
+    def with_row(self, row: Tree) -> _Table:
+        """Of the same leaves another row, which may be of another precision."""
+        flat = tree.flatten(row)
+        joined = {kind: torch.cat([flat[path].reshape(-1) for path in some]) for kind, some in self.paths.items()}
+        return replace(self, rows=joined)
+
+    def as_sent(self) -> _Table:
+        """With the kinds of number that clients sent; means of whole numbers are fractions."""
+        return replace(
+            self, rows={kind: rows.to(kind) if kind.is_floating_point else rows for kind, rows in self.rows.items()}
+        )
 
     def add(self, other: _Table) -> _Table:
         return replace(self, rows={kind: rows + other.rows[kind] for kind, rows in self.rows.items()})

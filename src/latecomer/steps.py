@@ -61,14 +61,16 @@ def steps(kind: type) -> list[str]:
 def perform(method: Any, step: str, home: Any, sent: Mapping[str, Any], phase: Phase) -> Tree:
     """On the client: do a step, and make its answer ready for its way, as the method's processors say."""
     reply: Tree = getattr(method, step)(home, **sent)
-    if phase != "round" or not method.processors:
+    if phase != "round":
         return reply
-    wire: Tree
-    kind = answers_of(type(method), step)
-    wire, left = method.processors.outgoing(reply, kind, home, home.left.get(step, {}), step)
-    if left:
-        home.left = home.left | {step: left}
-    return wire
+    answers = answers_of(type(method), step)
+    if method.processors:
+        reply, left = method.processors.outgoing(reply, answers, home, home.left.get(step, {}), step)
+        if left:
+            home.left = home.left | {step: left}
+    if method.secure is not None and answers == "averaged":
+        reply = method.secure.round(reply)  # masks, which would cancel, are put on where messages are (engines/flower)
+    return reply
 
 
 def phase_of(number: int, scratch: int | None) -> Phase:

@@ -122,7 +122,7 @@ class Training:
             self.round,
             run,
             faults=injected(plan.faults, self.federations[run].seed),
-            rules=plan.rules(self.methods[run].processors),
+            rules=plan.rules(self.methods[run].processors, self.methods[run].secure),
             min_replies=plan.min_replies,
             noise=partial(self._noise, run),
             ledger=self.ledgers[run],

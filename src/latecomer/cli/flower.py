@@ -95,9 +95,9 @@ def run(folder: Path, words: list[str]) -> int:
 def connected(to: Connection) -> Control:
     """The SuperLink that is meant; whether it is there, the first question tells."""
     with screen.working("Asking the SuperLink"):
-        from ..engines.flower import control
+        from ..engines.flower import superlink
 
-        return control(to.superlink, Path(to.root_certificates) if to.root_certificates else None)
+        return superlink(to.superlink, Path(to.root_certificates) if to.root_certificates else None)
 
 
 def follow(control: Control, number: int, method: str) -> int:

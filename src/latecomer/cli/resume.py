@@ -31,6 +31,8 @@ def main(words: list[str]) -> int:
         )
     if len(folders) != 1:
         raise SettingError(f"latecomer resume takes one run folder; got {' '.join(folders) or 'none'}.")
+    if (Path(folders[0]) / "nodes.json").is_file():
+        raise SettingError(f"The clients of {folders[0]} are nodes; `latecomer flower run` goes on with it.")
     with screen.working("Preparing"):
         from ..runs import host
         from ..runs.run import Run

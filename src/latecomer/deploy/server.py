@@ -38,7 +38,7 @@ from .news import Notes, tell
 from .nodes import FILE, Nodes
 
 LOOK = 1.0  # seconds between two looks for nodes
-ANSWER = 120.0  # seconds that a node has to answer a hello; a stock SuperNode has to start first
+ANSWER = 120.0  # seconds that a node has to answer a hello, at least; a stock SuperNode has to start first
 OPERATORS = {"data", "start", "continue_from", "engine", "device", "threads", "name", "out"}
 """Settings of a run that are about the server's machine: nodes are not told, and a run may go on with others."""
 
@@ -166,7 +166,7 @@ class Deployment:
     def _hello(self, some: list[int], nodes: Nodes) -> dict[int, Welcome | str]:
         name = type(self.method).__name__
         hello = Hello(version=__version__, training=nodes.training, method=name, settings=self.told)
-        return self.link.hello(some, hello, ANSWER)
+        return self.link.hello(some, hello, max(ANSWER, self.wait))
 
     # models
 

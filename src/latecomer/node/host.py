@@ -25,8 +25,9 @@ from ..handover.files import read_client
 from ..handover.personal import Personal
 from ..handover.trained import MOST
 from ..method import Home, Method
+from ..nets.models import MLP
 from ..privacy import Ledger
-from ..runs.experiment import Experiment
+from ..runs.experiment import Experiment, task_for
 from ..tree import Tree
 from .settings import Stay
 
@@ -53,6 +54,11 @@ def understood(settings: str) -> Training:
     except DAMAGE as error:
         raise ProtocolError(f"The server's settings do not say what is trained: {error}.") from error
     return Training(experiment, method, form)
+
+
+def wake() -> None:
+    """Whatever PyTorch imports when it is first needed, which takes seconds, before anybody waits for an answer."""
+    task_for(Form("uint8", (8, 8, 1), 2), MLP)
 
 
 class Host:

@@ -11,7 +11,7 @@ from ..engines.flower.fleet import BEAT, Fleet, Letter, Over, Parcel, State, rea
 from ..engines.flower.participant import TRAINING, Participant, training_of
 from ..errors import LatecomerError, LinkError, StepError
 from .desk import Desk
-from .host import Host
+from .host import Host, wake
 from .settings import Stay
 
 LOG = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class Node:
     def run(self) -> None:
         """Until `stop`. What is wrong at the first contact is raised; what goes wrong later is waited for."""
         try:
+            wake()
             self._arrive()
             threading.Thread(target=self._beat, daemon=True).start()
             try:

@@ -61,8 +61,9 @@ def take_rows(x: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     _, channels, height, width = x.shape
     pixel, block = pitch(channels), 1024
     out = torch.empty(*rows.shape, height, width, pixel, dtype=scale.dtype, device=x.device)
-    flat = whole_rows(rows.reshape(-1, rows.shape[-1]))
-    _take_kernel[(rows.numel(), triton.cdiv(height * width * pixel, block))](
-        x, flat, scale, shift, out, flat.stride(0), flat.shape[1], channels, height * width, pixel, block
-    )
+    if rows.numel():  # a split may be empty, and no grid is
+        flat = whole_rows(rows.reshape(-1, rows.shape[-1]))
+        _take_kernel[(rows.numel(), triton.cdiv(height * width * pixel, block))](
+            x, flat, scale, shift, out, flat.stride(0), flat.shape[1], channels, height * width, pixel, block
+        )
     return out[..., :channels].movedim(-1, -3)

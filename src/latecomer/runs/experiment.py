@@ -22,6 +22,7 @@ from ..method import Method
 from ..nets.check import check_task
 from ..nets.models import Builder, builder, in_size
 from ..nets.net import Net
+from ..secure.fixed import Fixed
 from ..settings import complete, convert, dump, parse, settings_of
 from ..task import Task
 from ..train import Training
@@ -128,6 +129,7 @@ class Experiment:
         training: dict[str, Any] = {}
         if s.rounds:  # else there is only a model from elsewhere to score
             training = {"rounds": s.rounds, "lr_schedule": s.lr_schedule, "processors": s.stack()}
+            training["secure"] = Fixed(s.secure_range) if s.secure_mean else None
         task = task_for(form, builder(s.model, form.shape, form.text), s.budgets)
         return kind(task=task, clients=s.sized_for or clients, members=members, **training, **self.own)
 

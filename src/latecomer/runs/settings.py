@@ -63,6 +63,16 @@ class Settings(Place, Plan, Split, Subject):  # bases from the right: their sett
     privacy_budget: float = setting(
         0.0, "largest epsilon of all answers of a client together, with noise= or central=; 0: no limit", low=0
     )
+    secure_mean: bool = setting(
+        False, "mask replies that are only averaged, so that the server sees their sum alone (docs/security.md)"
+    )
+    secure_range: float = setting(
+        8.0,
+        "with --secure-mean, numbers of a reply are clipped to this on either side of zero, raised to a power of two, "
+        "and rounded to an 8-millionth of it",
+        low=1e-6,
+        high=1e6,
+    )
     seed: int = setting(
         0, "first seed: of the split, the initial weights, the cohorts and the batches", low=0, high=10**9
     )

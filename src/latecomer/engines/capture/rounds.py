@@ -115,9 +115,10 @@ class WholeRounds:
         seconds, answers = watch.stop(), iter(masks.clone())  # the next round may overwrite them
         for run, (ledger, lines) in enumerate(zip(training.ledgers, told, strict=True)):
             ids = training.cohorts(run, training.round)
-            for left, (step, down, up) in zip(range(len(lines) - 1, -1, -1), lines, strict=True):
+            for left, (step, down, up, masked) in zip(range(len(lines) - 1, -1, -1), lines, strict=True):
+                told_by = None if left else seconds
                 who = ids, next(answers), next(answers)
-                ledger.append(Exchange(training.round, step, *who, down, up, seconds=None if left else seconds))
+                ledger.append(Exchange(training.round, step, *who, down, up, seconds=told_by, masked=masked))
         return True
 
     def rounds(self, states: list[Tree], rows: list[Tensor]) -> tuple[list[Tree], Tensor, list[list[Any]]]:
@@ -127,12 +128,12 @@ class WholeRounds:
         after = self.training.lockstep(works)
         masks = [mask for ledger in ledgers for one in ledger for mask in (one.asked, one.answered)]
         nothing = torch.zeros(0, device=self.engine.device)  # a round may ask nobody
-        told = [[(one.step, one.down_each, one.up_each) for one in ledger] for ledger in ledgers]
+        told = [[(one.step, one.down_each, one.up_each, one.masked) for one in ledger] for ledger in ledgers]
         return after, torch.stack(masks) if masks else nothing, told
 
     def _round(self, run: int, state: Tree, rows: Tensor, ledger: list[Exchange], engine: Engine) -> Tree:
         method = self.training.methods[run]
-        rules = self.training.plan.rules(method.processors)
+        rules = self.training.plan.rules(method.processors, method.secure)
         return method.round(state, CapturedClients(engine, run, rows, rules, ledger))
 
     def _rows(self) -> list[Tensor]:

@@ -2,8 +2,10 @@
 
 engine.py   on the server: an exchange becomes one message a client, replies are matched and counted
 reply.py    on the server: whether a reply is what its step must answer; what is not, is silence
+sums.py     on the server: secure means, of which it sees the sum alone
 link.py     on the server: a grid over a SuperLink, and the nodes that are there
 control.py  on the operator's machine: registers nodes, starts, follows and stops runs
+masks.py    on the client: its part in a secure mean
 participant.py  on the client: one that can be in any training, with a method made from a hello
 fleet.py    on the client: Flower's Fleet API, by which a node talks to a SuperLink
 grid.py     between them: a grid inside this process, which delivers real messages to a real ClientApp
@@ -52,7 +54,7 @@ def local_engine(method: Method, federations: Sequence[Federation]) -> Flower:
     return Flower(method, LocalGrid(client_app(method, federations, simulated=True)), largest=largest)
 
 
-def control(address: str, certificates: Path | None) -> Control:
+def superlink(address: str, certificates: Path | None) -> Control:
     """A SuperLink, for its operator; without `certificates` to trust, nothing is encrypted."""
     with quietly():
         need("flwr", "flower")

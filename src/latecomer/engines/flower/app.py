@@ -20,6 +20,7 @@ from ...tree import Tree
 from ..blank import blank_memory
 from ..home import WEIGHT, Homes, PackedHome, entropy
 from .hello import KEEP_MODEL
+from .masks import Masks, stages, under_masks
 from .notes import Body, Notes, Traffic
 from .spending import charge, ledger
 from .terms import Terms
@@ -43,7 +44,7 @@ def client_app(
     def answer(step: str, message: Message, context: Context) -> Message:
         return side.do(step, message, context.state, int(context.node_config["partition-id"]))
 
-    for step in steps(type(method)):
+    for step in (*steps(type(method)), *side.stages):
         app.query(step)(partial(answer, step))
     return app
 
@@ -63,7 +64,7 @@ class Side:
         keeper: Keeper | None = None,  # of the model that a client makes of what `personalise` sends
     ) -> None:
         self.method, self.entropy, self.reports_scores, self.keeper = method, entropy, reports_scores, keeper
-        self.terms = Terms.of(method)
+        self.terms, self.stages = Terms.of(method), stages(method)
         self.homes = Homes(federations, torch.device("cpu"), method.task.dtype)
         self.blanks = [blank_memory(method, federation.seed) for federation in federations]
 
@@ -86,7 +87,13 @@ class Side:
         body: Body = message.content["body"]  # type: ignore[assignment]
         notes, asked = Notes(state, header), fingerprint(header, blob_of(body))
         row = self.homes.client_rows(header.run, torch.tensor([client]))[0]
-        reply = notes.kept(step, asked)
+        masked, reply = under_masks(self.method, step, phase), notes.kept(step, asked)
+        if reply is None and step in self.stages:
+            notes.answer(step, asked, None, tree.nbytes(sent))
+            stage, around = self.stages[step]
+            values = Masks(state, notes.place("masks", around)).answer(stage, client, sent)
+            reply = pack(values)
+            notes.keep(step, reply, tree.nbytes(values))
         if reply is None:
             given = sent["shared"] | notes.recall() | sent["each"]
             check_names(self.method.model if step == KEEP_MODEL else getattr(self.method, step), given)
@@ -96,16 +103,19 @@ class Side:
             charge(state, self.method.gives_away(step, phase), message, header.round)
             if step == KEEP_MODEL and self.keeper is not None:
                 self.keeper(home, given, notes.traffic, ledger(state))
-                values: Tree = {}
+                values = {}
             else:
                 values = perform(self.method, step, home, given, phase)
             if not bool(tree.finite(values | {"kept": home.kept})):
                 raise ProtocolError("This client's answer was not finite.")  # and the silent keep what they had
+            if masked:
+                masks = Masks(state, notes.place("masks", step))
+                values = masks.hide(self.method, values, int(row[WEIGHT]), sent["masks"])
             notes.remember(home.kept)
             reply = pack(values)
             notes.keep(step, reply, tree.nbytes(values))
         content = RecordDict({"body": reply})
-        if phase == "round":
+        if phase == "round" and not masked and step not in self.stages:
             content["metrics"] = MetricRecord({"weight": int(row[WEIGHT])})
         return Message(content, reply_to=message)
 
@@ -120,7 +130,10 @@ class Side:
             raise ProtocolError(f"A message for client {header.client} came to client {client}.")
         self.terms.check(Terms(header.method, header.settings, header.version))
         sent = unpack(content["body"])
-        if sent.keys() != {"shared", "each"} or not all(isinstance(part, dict) for part in sent.values()):
+        parts = {"shared", "each"}
+        if under_masks(self.method, step, phase_of(header.round, header.scratch)):
+            parts |= {"masks"}
+        if sent.keys() != parts or not all(isinstance(part, dict) for part in sent.values()):
             raise ProtocolError("A message must have what all clients are sent, and what this one is.")
         return header, sent
 
@@ -129,6 +142,8 @@ class Side:
         declared = phases_of(type(self.method), step)
         if step == KEEP_MODEL and self.keeper is not None:
             declared = ("personalise",)
+        if step in self.stages:
+            declared = ("round",)
         if phase == "round" and client >= self.method.members:
             raise ProtocolError(f"This client is not a member, so no round of training can ask it for {step!r}.")
         if phase == "personalise" and "score" in declared:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +17,9 @@ from ...steps import phase_of, phases_of
 from ...tree import Tree
 from ..blank import blank_memory, made_up
 from .hello import KEEP_MODEL
+from .notes import Body
 from .reply import Layout, layout, read, size
+from .sums import take_sum
 from .terms import Terms
 from .wire import Header, pack, payload, request, unflattened
 
@@ -69,6 +71,10 @@ class Flower:
         self.grid.remember(run, kept)
 
     def exchange(self, step: str, asks: Sequence[Ask]) -> None:
+        if asks[0].collector.rules.secure is not None:  # and all others', too
+            for ask in asks:
+                take_sum(step, ask, self._layout(step, ask), self._stage)
+            return
         layouts = [self._layout(step, ask) for ask in asks]
         messages = [self._messages(step, ask) for ask in asks]
         replies = self._converse([message for part in messages for message in part.values()])
@@ -77,20 +83,37 @@ class Flower:
 
     def _messages(self, step: str, ask: Ask) -> dict[int, Message]:
         """A message for every row of the cohort that is not silent already."""
-        told = {"recall": tuple(ask.recalled), "scratch": ask.scratch, "training": self.training, **vars(self.terms)}
         whole = None if ask.each else pack({"shared": ask.shared, "each": {}})  # the same bytes for everybody
         return {
-            k: Message(
-                request(
-                    Header(step=step, round=ask.round, run=ask.run, client=client, **told),
-                    whole or pack({"shared": ask.shared, "each": tree.row(ask.each, k)}),
-                ),
-                dst_node_id=self.grid.node(ask.run, client),
-                message_type=f"query.{step}",
-            )
+            k: self._message(step, ask, k, whole or pack({"shared": ask.shared, "each": tree.row(ask.each, k)}))
             for k, client in enumerate(ask.ids.tolist())
             if not ask.silent[k] and not self._nothing_to_say(step, client)
         }
+
+    def _message(self, action: str, ask: Ask, k: int, body: Body) -> Message:
+        """To the client in a row of the cohort."""
+        told = {"recall": tuple(ask.recalled), "scratch": ask.scratch, "training": self.training, **vars(self.terms)}
+        client = int(ask.ids[k])
+        return Message(
+            request(Header(step=action, round=ask.round, run=ask.run, client=client, **told), body),
+            dst_node_id=self.grid.node(ask.run, client),
+            message_type=f"query.{action}",
+        )
+
+    def _stage(self, action: str, ask: Ask, messages: Mapping[int, Tree], wanted: Layout) -> Iterator[tuple[int, Tree]]:
+        """One stage of a secure mean: messages, and the replies that are ones, by row of the cohort."""
+        bodies = {id(message): pack(message) for message in messages.values()}  # mostly the same for all
+        sent = {k: self._message(action, ask, k, bodies[id(message)]) for k, message in messages.items()}
+        replies = self._converse([*sent.values()])
+        for k, message in sent.items():
+            reply = replies.pop(message.metadata.message_id, None)
+            if reply is not None:
+                try:
+                    values, _ = self._read(reply, message, wanted, counted=False)
+                except ProtocolError as error:
+                    self._log(action, ask, k, error)
+                else:
+                    yield k, values
 
     def _nothing_to_say(self, step: str, client: int) -> bool:
         return client in self.unscored and "score" in phases_of(type(self.method), step)
@@ -110,24 +133,28 @@ class Flower:
         blank = unflattened(
             {path: torch.zeros(shape, dtype=getattr(torch, kind)) for path, (kind, shape) in wanted.items()}
         )
+        counted = phase_of(ask.round, ask.scratch) == "round"
         for k, client in enumerate(ask.ids.tolist()):
             values, weight, heard = blank, 0.0, self._nothing_to_say(step, client)
             reply = replies.get(messages[k].metadata.message_id) if k in messages else None
             if reply is not None:
                 try:
-                    values, weight = self._read(reply, messages[k], ask, wanted)
+                    values, weight = self._read(reply, messages[k], wanted, counted)
                     heard = True
                 except ProtocolError as error:
-                    LOG.warning("Client %d counts as silent at %r in round %d: %s", client, step, ask.round, error)
+                    self._log(step, ask, k, error)
             answer = tree.map(lambda leaf: leaf[None], values)
             ask.take(slice(k, k + 1), answer, torch.tensor([weight]), torch.tensor([heard]))
 
-    def _read(self, reply: Message, message: Message, ask: Ask, wanted: Layout) -> tuple[Tree, float]:
+    def _log(self, action: str, ask: Ask, k: int, error: ProtocolError) -> None:
+        LOG.warning("Client %d counts as silent at %r in round %d: %s", int(ask.ids[k]), action, ask.round, error)
+
+    def _read(self, reply: Message, message: Message, wanted: Layout, counted: bool) -> tuple[Tree, float]:
         if reply.has_error():
-            raise ProtocolError(f"It failed: {str(reply.error.reason)[:REASON]}")
+            raise ProtocolError(f"It failed: {str(reply.error.reason)[:REASON]!r}")  # no line, no colour of its own
         if reply.metadata.src_node_id != message.metadata.dst_node_id:
             raise ProtocolError(f"Node {reply.metadata.src_node_id} answered in its place.")
-        values, weight = read(reply.content, wanted, phase_of(ask.round, ask.scratch) == "round")
+        values, weight = read(reply.content, wanted, counted)
         self.carried["up"] += size(wanted)
         return values, weight
 

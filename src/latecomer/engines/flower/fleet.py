@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ class Over(LinkError):
 class Refused(LinkError):
     """The SuperLink has understood, and does not do it."""
 
-    code: int | None = None  # Flower's own
+    code = 0  # Flower's own; 0: none
 
 
 State = RecordDict
@@ -227,20 +228,17 @@ class Fleet:
             self.client = FleetHttpClient.from_server_address(
                 address, insecure, roots, interceptors=[_Version(), NodeAuthHttpInterceptor(key, key.public_key())]
             )
-        except OSError as error:  # ssl.SSLError is one
-            why = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror or error
-            raise SettingError(f"--root-certificates {certificates} cannot be used: {why}.") from error
-        except (ValueError, httpx.InvalidURL) as error:
-            raise SettingError(f"--superlink {address!r} with --root-certificates cannot be used: {error}.") from error
+        except (ssl.SSLError, UnicodeDecodeError) as error:
+            raise SettingError(f"--root-certificates {certificates} holds no certificate in PEM.") from error
+        except OSError as error:
+            raise SettingError(f"--root-certificates {certificates}: {error.strerror or error}.") from error
 
     def activate(self, before: int | None) -> int:
         """Take this node's place: the one it had before, whoever still believes that it is there."""
         ask = ActivateNodeRequest(public_key=self.public, heartbeat_interval=BEAT)
         if before is not None:
-            try:
+            with suppress(Refused):  # it may not be there any more
                 self._call("DeactivateNode", DeactivateNodeRequest(node_id=before))
-            except Refused:
-                pass  # it was not there any more
         try:
             return int(self._call("ActivateNode", ask).node_id)
         except Refused as error:
@@ -332,9 +330,10 @@ class Fleet:
             return Over(f"The run is over: {told.message[:REASON]}")
         if response.status_code == httpx.codes.UNAUTHORIZED:
             return Refused(f"The SuperLink at {self.address} does not accept this key, or this machine's clock.")
-        why = response.text if told is None else f"{told.message} (code {told.code})"
-        error = Refused(f"The SuperLink at {self.address} refuses: {' '.join(why[:REASON].split())}")
-        error.code = None if told is None else int(told.code)
+        if told is None:
+            return LinkError(f"What answers at {self.address} is no SuperLink (HTTP {response.status_code}).")
+        error = Refused(f"The SuperLink at {self.address} refuses: {told.message[:REASON]} (code {told.code}).")
+        error.code = int(told.code)
         return error
 
     def _unheard(self, why: str) -> LinkError:

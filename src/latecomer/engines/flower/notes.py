@@ -55,7 +55,7 @@ class Notes:
         """What the server need not send again."""
         held: Tree = {}
         for step in self._texts("answered") if self.header.recall else ():
-            if (place := self._place("sent", step)) in self.state:
+            if (place := self.place("sent", step)) in self.state:
                 held |= unpack(self.state[place])["shared"]
         if missing := set(self.header.recall) - held.keys():
             raise ProtocolError(f"This client does not hold {', '.join(sorted(missing))} in round {self.header.round}.")
@@ -69,7 +69,7 @@ class Notes:
         answered, asked = self._texts("answered"), self._texts("asked")
         if step not in answered:
             return None
-        place = self._place("reply", step)
+        place = self.place("reply", step)
         if asked[answered.index(step)] != fingerprint or place not in self.state:
             raise ProtocolError(f"This client has answered {listed([step])} already in round {self.header.round}.")
         reply: Body = self.state[place]  # type: ignore[assignment]
@@ -89,12 +89,12 @@ class Notes:
         page = self.state.config_records[self.page]
         page["answered"], page["asked"] = [*self._texts("answered"), step], [*self._texts("asked"), fingerprint]
         if sent is not None:
-            self.state[self._place("sent", step)] = sent
+            self.state[self.place("sent", step)] = sent
 
     def keep(self, step: str, reply: Body, up: int) -> None:
         """The reply, of so many bytes of numbers."""
         self._count("up", up)
-        self.state[self._place("reply", step)] = reply
+        self.state[self.place("reply", step)] = reply
 
     def _count(self, way: str, size: int, *steps: str) -> None:
         """Turns of an evaluation are counted with it."""
@@ -102,7 +102,8 @@ class Notes:
         page[way] += size
         page["steps"] = list(dict.fromkeys([*page["steps"], *steps]))
 
-    def _place(self, what: str, step: str) -> str:
+    def place(self, what: str, step: str) -> str:
+        """The name of a record that is kept until the round, evaluation or turn is over."""
         return f"{self.page}-{what}-{step}"
 
     def _texts(self, column: str) -> Sequence[str]:

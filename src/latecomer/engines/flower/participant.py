@@ -58,7 +58,7 @@ class Participant:
         if known not in (NOBODY, header.client):
             raise ProtocolError(f"This is client {known} of the training {header.training!r}, not {header.client}.")
         side = self._side(header.training, str(training["settings"]), header.client)
-        if action not in (KEEP_MODEL, *steps(type(side.method))):
+        if action not in (KEEP_MODEL, *steps(type(side.method)), *side.stages):
             raise ProtocolError(f"{side.terms.method} has no step {action!r}.")
         training["client"] = header.client
         return side.do(action, message, state, header.client)

@@ -15,6 +15,7 @@ from ...errors import ClusterError, SettingError, need
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray announces a change of its own
+    "RAY_worker_niceness": "0",  # workers are the work: by default they would stand behind everybody else
     "RAY_gcs_server_port_wait_time_s": "1",  # tries to reach a cluster, of up to 40 seconds each
 }
 """Ray sends nothing home, and says little. It reads some of this when it is imported and some when it starts."""

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from ... import __version__
 from ...errors import ClusterError
 from .worker import Worker
 
-PATIENCE = 180.0  # seconds to wait for a worker where there is none, because the cluster is busy, say
+LOST = (RayActorError, ObjectLostError, OutOfMemoryError)  # a worker, what it had done, or both
+PATIENCE = 300.0  # seconds to wait for a worker where there is none, because the cluster is busy, say
 DEATHS = 4  # of every worker, on average, since a call was last done: then the work itself may be what kills
 
 Call = Callable[[Any], Any]
@@ -50,7 +51,7 @@ class Crew:
                     given, worker = busy.pop(promise)
                     try:
                         done[given] = ray.get(promise)
-                    except (RayActorError, ObjectLostError) as error:
+                    except LOST as error:
                         waiting.appendleft(given)
                         self._lost(worker, error)
                         continue
@@ -78,7 +79,7 @@ class Crew:
         worker = self.coming.pop(promise)
         try:
             found = ray.get(promise)
-        except (RayActorError, ObjectLostError) as error:
+        except LOST as error:
             self._lost(worker, error)
             return
         except RayTaskError as error:
@@ -87,7 +88,7 @@ class Crew:
             raise ClusterError(f"A Ray worker has latecomer {found}; this is {__version__}, and they must be the same.")
         self.idle.append(worker)
 
-    def _lost(self, worker: Any, error: RayActorError | ObjectLostError) -> None:
+    def _lost(self, worker: Any, error: RayError) -> None:
         """A worker died, or what it had done did. Ray starts it again; if work is what kills, that has an end."""
         reason = str(error).strip().splitlines()[-1].strip().rstrip(".")
         if getattr(error, "actor_init_failed", False):

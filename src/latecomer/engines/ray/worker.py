@@ -82,4 +82,4 @@ class Worker:
         }
         self.engine.remember(ask.run, tree.to(kept, device))
         self.engine.exchange(step, [replace(ask, **message, scratch=None)])  # who sent it decides what is kept of it
-        return ask.collector, self.engine.memories(ask.run)
+        return ask.collector.joined(), self.engine.memories(ask.run)
