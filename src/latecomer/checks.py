@@ -31,7 +31,7 @@ def check_training(method: Method, federations: Sequence[Federation], plan: Plan
             f"--clip-update limits changes, but no step of {type(method).__name__} is declared to answer one."
         )
     if method.secure is not None:
-        check_secure(plan)
+        check_secure(method, plan)
     if method.lr_schedule != "constant" and method.rounds != plan.rounds:
         raise SettingError(
             f"{type(method).__name__} was made with a schedule for {method.rounds} rounds; these are {plan.rounds}."
@@ -70,8 +70,13 @@ def check_model(model: Tree, own: Tree, origin: str) -> None:
             )
 
 
-def check_secure(plan: Plan) -> None:
+def check_secure(method: Method, plan: Plan) -> None:
     """Refuse what would have to see, or to spoil, single replies that come under masks."""
+    if method.processors.central:
+        raise SettingError(
+            f"--processors {method.processors} needs a server that clips every reply, and --secure-mean shows it none; "
+            "noise=, on the client, goes with masks."
+        )
     if plan.average != "mean":
         raise SettingError(f"--secure-mean shows means alone; --average {plan.average} would have to see every reply.")
     if plan.clip_update:
