@@ -13,6 +13,10 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.run import Run as FlowerRun
+from flwr.superlink.grid.http_grid import HttpGrid
 
 import latecomer
 from console import Command
@@ -22,6 +26,7 @@ from latecomer.deploy import news, project
 from latecomer.deploy.nodes import Nodes
 from latecomer.deploy.server import Deployment
 from latecomer.engines.flower.app import client_app
+from latecomer.engines.flower.fleet import Letter, Parcel
 from latecomer.engines.flower.grid import LocalGrid
 from latecomer.engines.flower.hello import Welcome
 from latecomer.engines.flower.link import Link
@@ -52,6 +57,7 @@ class Nodes4:
         self.kept: list[int] = []
         self.refuses: dict[int, str] = {}
         self.dies_at = -1
+        self.claims = 0
 
     def get_node_ids(self) -> list[int]:
         return list(self.clients)
@@ -79,6 +85,7 @@ class Nodes4:
                 split: int(self.federation.rows(split).sizes[self.clients[node]]) for split in ("train", "val", "test")
             }
             hidden = {} if self.scores else {"val": 0, "test": 0}
+            hidden |= {"train": self.claims} if self.claims else {}
             told = {
                 "version": latecomer.__version__,
                 "prefers": self.clients[node],
@@ -244,6 +251,93 @@ def test_replies_that_go_astray(missing: str) -> None:
 
     found = list(Link(Grid()).send_and_receive([message], timeout=0.05))
     assert len(found) == (missing == "twice")
+
+
+class Records(HttpGrid):
+    """Flower's grid over HTTP, without the network: replies as nodes uploaded them, part by part."""
+
+    def __init__(self) -> None:
+        super().__init__(token="none")
+        self.set_run(FlowerRun.create_empty(1))
+        self.heads: list[Any] = []
+        self.trees: list[Any] = []
+        self.objects: dict[str, bytes] = {}
+        self.confirmed: list[str] = []
+        self._client = self  # type: ignore[assignment]
+
+    def upload(self, reply: Message, spoil: bytes | None = None, lacks: bool = False, **says: Any) -> None:
+        """With other bytes in the place of its content's, with a part that is missing, or with lies about itself."""
+        head = message_to_proto(reply)  # what the SuperLink has checked
+        vars(reply.metadata).update({f"_{name}": value for name, value in says.items()})
+        parcel = Parcel.of(Letter(1, "", ()), reply, 0.0)
+        head.metadata.message_id = ObjectTree.FromString(parcel.tree).object_id
+        parts = dict(parcel.objects)
+        for name, part in parcel.objects.items():
+            if part.startswith(b"ConfigRecord") and spoil is not None:
+                parts[name] = b"ConfigRecord  %d\x00" % len(spoil) + spoil
+            if part.startswith(b"ConfigRecord") and lacks:
+                del parts[name]
+        self.heads.append(head)
+        self.trees.append(ObjectTree.FromString(parcel.tree))
+        self.objects |= parts
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"to {message.metadata.dst_node_id}"
+        return [message.metadata.message_id for message in messages]
+
+    def PullMessages(self, ask: Any) -> Any:  # noqa: N802
+        heads, self.heads = self.heads, []
+        return SimpleNamespace(messages_list=heads, message_object_trees=self.trees)
+
+    def PullObject(self, ask: Any) -> Any:  # noqa: N802
+        content = self.objects.get(ask.object_id)
+        return SimpleNamespace(object_found=True, object_available=content is not None, object_content=content)
+
+    def ConfirmMessageReceived(self, ask: Any) -> None:  # noqa: N802
+        self.confirmed.append(ask.message_object_id)
+
+
+def asked_and_answered(*nodes: int) -> tuple[list[Message], list[Message]]:
+    LocalGrid(SimpleNamespace())
+    asked = [Message(RecordDict(), dst_node_id=node, message_type="query.fit") for node in nodes]
+    Records().push_messages(asked)
+    return asked, [Message(RecordDict({"body": ConfigRecord({"of": k})}), reply_to=one) for k, one in enumerate(asked)]
+
+
+def test_replies_that_flower_cannot_read_are_silence_and_cost_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """Bytes that are no record; a part that never comes; one that says it comes from another, for another."""
+    asked, replies = asked_and_answered(1, 2, 3, 4)
+    grid = Records()
+    grid.upload(replies[0], spoil=b"\xff\xff nonsense")
+    grid.upload(replies[1], lacks=True)
+    grid.upload(replies[2], src_node_id=4, reply_to_message_id="to 4")
+    grid.upload(replies[3])
+    found = list(Link(grid).send_and_receive(asked, timeout=0.5))
+    assert [(reply.metadata.reply_to_message_id, reply.metadata.src_node_id) for reply in found] == [
+        ("to 3", 3),
+        ("to 4", 4),
+    ]
+    assert [reply.content["body"]["of"] for reply in found] == [2, 3]
+    assert len(grid.confirmed) == 3
+    assert "A reply of node 1 cannot be read" in caplog.text
+
+
+def test_what_nodes_say_they_have_is_not_computed_with(tmp_path: Path) -> None:
+    """One that claims millions of examples does not make the server train on as many to see what a reply looks like."""
+    run, federation = simulated(tmp_path, "fedper")
+    settings, nodes = app(tmp_path, "fedper"), Nodes4(run.training.methods[0], federation, range(4))
+    nodes.claims = 10**7
+    deployed(tmp_path, settings, nodes).go()
+    assert json.loads((tmp_path / "run" / "nodes.json").read_text())["clients"][0]["train"] == 10**7
+
+
+def test_the_noise_of_a_deployed_server_is_secret(tmp_path: Path) -> None:
+    run, federation = simulated(tmp_path, "fedper")
+    deployment = deployed(tmp_path, app(tmp_path, "fedper"), Nodes4(run.training.methods[0], federation, range(4)))
+    members = Nodes("t", 4).joined({node: greeting() for node in range(4)})
+    noise = [deployment._training(members, deployment.experiment)._noise(0, "fit", 3, torch.float32) for _ in range(2)]
+    assert not torch.equal(*noise)
 
 
 # who is who

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -144,3 +145,13 @@ def test_a_log_has_room_for_some_of_a_clients_words(caplog: pytest.LogCaptureFix
 
     mean(Wordy(Broken()))  # type: ignore[arg-type]
     assert all(REASON <= len(record.getMessage()) < 2 * REASON for record in caplog.records)
+
+
+def test_a_header_of_nonsense_takes_neither_hours_nor_memory() -> None:
+    """The product of many numbers, and JSON that is much longer in memory."""
+    text = json.dumps({"a": {"dtype": "F32", "shape": [9] * 10**6, "data_offsets": [0, 0]}}).encode()
+    blob = len(text).to_bytes(8, "little") + text
+    with pytest.raises(tensorfile.TensorFileError, match="the place of tensor 'a' is wrong"):
+        tensorfile.unpack(blob)
+    with pytest.raises(tensorfile.TensorFileError, match="its header has 3000058 bytes, and 1000 are enough"):
+        tensorfile.unpack(blob, 1000)

@@ -28,7 +28,7 @@ from latecomer.engines.flower.engine import Flower
 from latecomer.engines.flower.fleet import Letter, Over, Parcel
 from latecomer.engines.flower.grid import LocalGrid
 from latecomer.engines.flower.hello import Hello, Welcome
-from latecomer.engines.flower.participant import Participant
+from latecomer.engines.flower.participant import Participant, for_server
 from latecomer.engines.flower.spending import ledger
 from latecomer.engines.flower.wire import unpack
 from latecomer.errors import LatecomerError, LinkError, RunError, SettingError
@@ -265,13 +265,6 @@ REFUSALS: dict[str, tuple[Callable[[Path], tuple[Stay, RecordDict]], str]] = {
         ),
         "x in your data holds float32 [8, 8, 1]; this run was trained on uint8 [8, 8, 1].",
     ),
-    "more classes": (
-        lambda path: (
-            stay(path, data=write_data(path / "x.npz", "ditto", 1, x=np.zeros((1, 8, 8), np.uint8), y=np.array([10]))),
-            hello("ditto"),
-        ),
-        "y in your data holds the label 10; the classes are 0 to 9 (-1: unknown).",
-    ),
     "no labels": (
         lambda path: (
             stay(path, data=write_data(path / "x.npz", "ditto", 1, x=np.zeros((1, 8, 8), np.uint8), y=np.array([-1]))),
@@ -320,6 +313,18 @@ def test_a_hello_is_refused_in_a_sentence_and_others_are_not(
     assert [told.startswith(sentence) for told in sentences(superlink)] == [True, True]
     assert any(sentence in record.getMessage() for record in caplog.records), "its owner can read it, too"
     assert not [*(settings.desk / "trainings").iterdir()]
+
+
+def test_a_server_is_told_neither_numbers_nor_paths_of_a_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever chooses what the classes are could ask for one label after the other."""
+    odd = write_data(tmp_path / "x.npz", "ditto", 1, x=np.zeros((1, 8, 8), np.uint8), y=np.array([10]))
+    superlink = work(stay(tmp_path, data=odd), SuperLink([("hello", hello("ditto"))]))
+    unsaid = "Something on this client's side does not fit; its own log says what."
+    assert sentences(superlink) == [unsaid]
+    assert "y in your data holds the label 10; the classes are 0 to 9" in caplog.text
+    assert str(for_server(RunError(f"{tmp_path} cannot be used."))) == unsaid
 
 
 def test_steps_are_for_trainings_that_said_hello_and_for_one_number(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ LatecomerError                 one sentence for a person; the command line print
 ├── SettingError               a setting that is unknown, of the wrong type or out of range
 │   └── UnknownName            a method, data set, partition, model or setting that does not exist
 ├── DataError                  data that is missing, damaged or does not fit the task
+│   └── OddValue               a number in somebody's data that cannot be; only its owner should read which
 ├── ModelError                 a network that breaks the rules of a client step
 ├── ProtocolError              a method that misuses the boundary between server and clients
 ├── BudgetSpent                a client that has given away as much as it may, and does not answer
@@ -44,6 +45,10 @@ class UnknownName(SettingError):
 
 
 class DataError(LatecomerError):
+    pass
+
+
+class OddValue(DataError):
     pass
 
 

@@ -17,15 +17,24 @@ KINDS |= {"BOOL": "|b1", "C64": "<c8"}
 NAMES = {np.dtype(kind): name for name, kind in KINDS.items()}
 
 
+LONGEST = 10**8  # bytes of a header, as in safetensors itself: JSON takes many times its length in memory
+AXES = 64  # of a tensor, as in numpy; the product of a million numbers would take hours
+
+
 class TensorFileError(ValueError):
     """Bytes that are no safetensors file."""
 
 
-def unpack(body: bytes) -> dict[str, NDArray[Any]]:
-    """The tensors of a file, by name; they share its memory. The file may come from anywhere."""
+def unpack(body: bytes, longest: int = LONGEST) -> dict[str, NDArray[Any]]:
+    """The tensors of a file, by name; they share its memory. The file may come from anywhere.
+
+    `longest` is how many bytes its header may have.
+    """
     length = int.from_bytes(body[:8], "little")
     if len(body) < 8 or length > len(body) - 8:
         raise TensorFileError("its header is cut off")
+    if length > longest:
+        raise TensorFileError(f"its header has {length} bytes, and {longest} are enough")
     try:
         header = json.loads(body[8 : 8 + length])
         header.pop("__metadata__", None)
@@ -33,7 +42,7 @@ def unpack(body: bytes) -> dict[str, NDArray[Any]]:
         for name, told in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             kind, shape, (first, last) = np.dtype(KINDS[told["dtype"]]), tuple(told["shape"]), told["data_offsets"]
             whole = all(type(number) is int and number >= 0 for number in (*shape, first, last))
-            if not whole or first != end or last - first != kind.itemsize * math.prod(shape):
+            if not whole or len(shape) > AXES or first != end or last - first != kind.itemsize * math.prod(shape):
                 raise TensorFileError(f"the place of tensor {name[:50]!r} is wrong")
             found[name] = np.frombuffer(body, kind, math.prod(shape), 8 + length + first).reshape(shape)
             end = last

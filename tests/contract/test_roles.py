@@ -14,7 +14,6 @@ import letters
 import toys
 from latecomer import methods
 from latecomer.clients import Clients
-from latecomer.engines.flower import local_engine
 from latecomer.engines.flower.app import client_app
 from latecomer.engines.flower.engine import Flower
 from latecomer.engines.flower.grid import LocalGrid
@@ -32,8 +31,7 @@ def asked(variant: str) -> frozenset[tuple[str, str]]:
     """What rounds before and after a warm-up ask members for, and personalisation and scoring all kinds of clients."""
     method = toys.method(variant)
     app = client_app(method, [FEDERATION], reports_scores=True)
-    largest = local_engine(method, [FEDERATION]).largest
-    spy = toys.Spy(Flower(method, LocalGrid(app), largest=largest))
+    spy = toys.Spy(Flower(method, LocalGrid(app)))
     state, found = toys.start(method), []
     for number in (0, 5):
         state = method.round(state, Clients(spy, torch.tensor([MEMBER, 0]), number))  # type: ignore[arg-type]

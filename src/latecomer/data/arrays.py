@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import DataError, OddValue
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -62,11 +62,11 @@ def checked_x(x: NDArray[Any], key: str, origin: str) -> NDArray[Any]:
 def checked_y(y: NDArray[Any], key: str, origin: str) -> NDArray[Any]:
     whole = y.dtype.kind in "biu" or (y.dtype.kind == "f" and bool((np.isfinite(y) & (y == np.floor(y))).all()))
     if not whole:
-        raise DataError(
+        raise OddValue(
             f"{key} in {origin} holds labels that are not whole numbers ({y.dtype}, {y.flat[0]!s} for example)."
         )
     if y.size and not -(2**63) <= int(y.min()) <= int(y.max()) < 2**63:  # the next line would make another number of it
-        raise DataError(f"{key} in {origin} holds labels from {y.min()} to {y.max()}, which is out of range.")
+        raise OddValue(f"{key} in {origin} holds labels from {y.min()} to {y.max()}, which is out of range.")
     return y.astype(np.int64)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import DataError, OddValue
 from .arrays import checked_x, checked_y, kind_of
 
 if TYPE_CHECKING:  # whoever only checks examples may have no torch
@@ -69,7 +69,7 @@ class Form:
             raise DataError(f"{name} in {origin} holds {kind_of(found)}; this run was trained on {asked}.")
         low, high = self.range
         if (self.text or found.dtype != self.dtype) and len(wrong := found[(found < low) | (found > high)]):
-            raise DataError(f"{name} in {origin} holds the number {wrong[0]}; they must be from {low} to {high}.")
+            raise OddValue(f"{name} in {origin} holds the number {wrong[0]}; they must be from {low} to {high}.")
         return found.astype(self.dtype, copy=False)
 
     @property
@@ -88,7 +88,7 @@ class Form:
                 f"{name} in {origin} has shape {found.shape}; there must be one label for {count} examples."
             )
         if len(wrong := found[(found < -1) | (found >= self.classes)]):
-            raise DataError(
+            raise OddValue(
                 f"{name} in {origin} holds the label {wrong[0]}; the classes are 0 to {self.classes - 1} (-1: unknown)."
             )
         return found

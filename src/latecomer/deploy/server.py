@@ -17,11 +17,11 @@ import torch
 
 from .. import __version__
 from ..clients import Clients
-from ..data.federation import SPLITS, Federation
 from ..engines.flower.engine import Flower
 from ..engines.flower.hello import Hello, Welcome
 from ..engines.flower.link import Link
 from ..engines.flower.link import server_app as flower_app
+from ..engines.home import entropy
 from ..errors import LatecomerError, RunError
 from ..handover.recipe import made_for
 from ..handover.trained import EVERYBODY
@@ -106,15 +106,16 @@ class Deployment:
     def _training(self, nodes: Nodes, experiment: Experiment) -> Training:
         federation = nodes.federation(self.form, experiment.settings.seed)
         plan = experiment.settings.with_members(self.method.members)
-        return Training(self.method, [federation], self._engine(nodes, federation), plan)
+        training = Training(self.method, [federation], self._engine(nodes), plan)
+        training.entropy = entropy  # the seed is known to every node: noise from it would hide nothing
+        return training
 
-    def _engine(self, nodes: Nodes, federation: Federation) -> Flower:
+    def _engine(self, nodes: Nodes) -> Flower:
         self.link.nodes = nodes.places
         return Flower(
             self.method,
             self.link,
             timeout=self.experiment.settings.timeout,
-            largest={split: max(1, federation.largest(split)) for split in SPLITS},
             training=nodes.training,
             unscored={number for number, client in enumerate(nodes.clients) if not client.val + client.test},
         )
@@ -195,7 +196,7 @@ class Deployment:
             raise RunError(f"The run in {self.folder} has no checkpoint, so there is no server to meet.")
         tensors, facts = found
         federation = nodes.federation(self.form, self.experiment.settings.seed)
-        tally = Tally(self._engine(nodes, federation), [self.method], [federation])
+        tally = Tally(self._engine(nodes), [self.method], [federation])
         occasion = int(facts["evaluations"]) + 1
         clients = Clients(tally, torch.tensor(numbers), EVERYBODY, scratch=occasion)
         with torch.no_grad():

@@ -19,7 +19,7 @@ from .. import __version__, methods, tree
 from ..data import Federation, Form
 from ..engines.flower.hello import Hello, Welcome
 from ..engines.flower.notes import Traffic
-from ..errors import DataError, ProtocolError, within_memory
+from ..errors import DataError, ProtocolError, RunError, within_memory
 from ..handover import own, recipe
 from ..handover.files import read_client
 from ..handover.personal import Personal
@@ -51,6 +51,8 @@ def understood(settings: str) -> Training:
         experiment = Experiment.read(settings, Path("The server's settings"))
         with within_memory():
             method, form = recipe.made_for(experiment, tomllib.loads(settings)["task"])
+    except RunError as error:  # of settings that are none; others would be about this machine
+        raise ProtocolError(str(error)) from error
     except DAMAGE as error:
         raise ProtocolError(f"The server's settings do not say what is trained: {error}.") from error
     return Training(experiment, method, form)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from ..engines.flower.fleet import BEAT, Fleet, Letter, Over, Parcel, State, read_key, refusal
-from ..engines.flower.participant import TRAINING, Participant, training_of
+from ..engines.flower.participant import TRAINING, Participant, for_server, training_of
 from ..errors import LatecomerError, LinkError, StepError
 from .desk import Desk
 from .host import Host, wake
@@ -134,7 +134,7 @@ class Node:
             LOG.info("Answered %s of %s in %.2f s", told, name, time.monotonic() - began)
         except LatecomerError as error:
             LOG.warning("Refused %s of %s: %s", told, name or "nobody", error, exc_info=isinstance(error, StepError))
-            reply = refusal(message, error)
+            reply = refusal(message, for_server(error))
         except Exception:  # what nobody foresaw may have numbers in it that are the client's own
             LOG.exception("Failed at %s of %s", told, name)
             reply = refusal(message, StepError("This client failed; its own log says why."))

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...data.federation import SPLITS, Federation
+from ...data.federation import Federation
 from ...errors import need
 from ...method import Method
 
@@ -50,8 +50,7 @@ def local_engine(method: Method, federations: Sequence[Federation]) -> Flower:
         from .engine import Flower
         from .grid import LocalGrid
 
-    largest = {split: max(federation.largest(split) for federation in federations) for split in SPLITS}
-    return Flower(method, LocalGrid(client_app(method, federations, simulated=True)), largest=largest)
+    return Flower(method, LocalGrid(client_app(method, federations, simulated=True)))
 
 
 def superlink(address: str, certificates: Path | None) -> Control:

@@ -42,8 +42,7 @@ class Grid(Protocol):
 class Flower:
     """An engine whose clients are reached by messages alone.
 
-    A reply that does not come in time, or is not what the step must answer, is silence. `largest` is how many examples
-    of each split the homes of the clients have room for, where it is known: some steps answer one row an example.
+    A reply that does not come in time, or is not what the step must answer, is silence.
     """
 
     one_by_one = True
@@ -54,11 +53,10 @@ class Flower:
         grid: Grid,
         *,
         timeout: float = 600.0,
-        largest: Mapping[str, int] | None = None,
         training: str = "here",  # by which clients know that a server goes on with what it was at
         unscored: Collection[int] = (),  # clients that do not report scores: nobody asks them, and they have none
     ) -> None:
-        self.method, self.grid, self.timeout, self.largest = method, grid, timeout, largest
+        self.method, self.grid, self.timeout = method, grid, timeout
         self.terms, self.training, self.unscored = Terms.of(method), training, unscored
         self.device = torch.device("cpu")
         self.carried = {"down": 0, "up": 0}  # bytes of the arrays that were really in messages
@@ -159,7 +157,10 @@ class Flower:
         return values, weight
 
     def _layout(self, step: str, ask: Ask) -> Layout:
-        """What a reply must look like; found out once for every step and shape of message."""
+        """What a reply must look like; found out once for every step and shape of message.
+
+        By a client with one example: how many the real ones have, they tell, and nothing is computed with that.
+        """
         if step == KEEP_MODEL:  # no step of a method: a client makes its model, keeps it, and answers nothing
             return {}
         sent = ask.shared | ask.recalled | tree.row(ask.each, 0)
@@ -170,5 +171,5 @@ class Flower:
         )
         if key not in self.layouts:
             memory = blank_memory(self.method, 0)
-            self.layouts[key] = layout(made_up(self.method, step, sent, memory, key[1], self.largest))
+            self.layouts[key] = layout(made_up(self.method, step, sent, memory, key[1]))
         return self.layouts[key]

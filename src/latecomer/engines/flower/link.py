@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 from flwr.app import Context, Message
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, Metadata
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid as FlowerGrid
 from flwr.serverapp import ServerApp
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, inflate_object_from_contents
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from ...errors import ProtocolError
 from ...tree import Tree
 from .hello import HELLO, Hello, Welcome
 
+LOG = logging.getLogger(__name__)
 SHORTEST, LONGEST, SLOWER = 0.1, 1.0, 1.3  # seconds between two looks for replies, and how the pause grows
 REASON = 500  # letters that are read of a node's own words
 
@@ -39,15 +49,49 @@ class Link:
         """Replies as they come. What comes twice, too late or unasked for is not among them."""
         end = None if timeout is None else time.monotonic() + timeout
         waiting = {number for number in self.grid.push_messages(list(messages)) if number}
+        coming: dict[str, Coming] = {}
         pause = SHORTEST
         while waiting and (end is None or time.monotonic() < end):
             time.sleep(pause)
             pause = min(pause * SLOWER, LONGEST)
-            for reply in self.grid.pull_messages(sorted(waiting)):
-                if reply.metadata.reply_to_message_id in waiting:
-                    waiting.remove(reply.metadata.reply_to_message_id)
+            for asked, reply in self._arrived(waiting, coming):
+                if asked in waiting:
+                    waiting.remove(asked)
                     pause = SHORTEST
-                    yield reply
+                    if reply is not None:
+                        yield reply
+
+    def _arrived(self, waiting: set[str], coming: dict[str, Coming]) -> Iterator[tuple[str, Message | None]]:
+        """Replies that are here, each with what it replies to; None: nobody can read it.
+
+        Flower's own `pull_messages` fetches and unpacks all of them together: one whose parts are no records would end
+        the run, and one whose parts never come would keep the others waiting.
+        """
+        if not isinstance(self.grid, HttpGrid):
+            replies = self.grid.pull_messages(sorted(waiting))
+            yield from ((reply.metadata.reply_to_message_id, reply) for reply in replies)
+            return
+        client, node, run = self.grid._runtime_client, self.grid.node, self.grid.run.run_id
+        if unheard := waiting - coming.keys():
+            found = client.PullMessages(PullAppMessagesRequest(message_ids=sorted(unheard)))
+            for head, parts in zip(found.messages_list, found.message_object_trees, strict=True):
+                names = [part.object_id for part in iterate_object_tree(parts)]
+                coming.setdefault(head.metadata.reply_to_message_id, Coming(head.metadata, names))
+        for asked, one in [*coming.items()]:
+            reply = None
+            try:
+                if not one.whole(make_pull_object_fn_protobuf(client.PullObject, node, run)):
+                    continue
+                reply = one.opened()
+            except httpx.HTTPError:  # of the SuperLink, and no client's fault
+                raise
+            except Exception as error:  # whatever Flower's readers raise about bytes that a client chose
+                LOG.warning("A reply of node %d cannot be read (%s)", one.told.src_node_id, type(error).__name__)
+            del coming[asked]
+            client.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=one.told.message_id)
+            )
+            yield asked, reply
 
     def present(self) -> list[int]:
         """The nodes that are connected."""
@@ -62,9 +106,37 @@ class Link:
         return {places[reply.metadata.reply_to_message_id]: _welcome(reply) for reply in replies}
 
 
+@dataclass
+class Coming:
+    """A reply that the SuperLink has, perhaps not all of it yet."""
+
+    told: Metadata  # who sent it, and what it replies to, as the SuperLink has checked
+    parts: list[str]
+    contents: dict[str, bytes] = field(default_factory=dict)
+
+    def whole(self, pull: Callable[[str], bytes]) -> bool:
+        """Fetch what is there, and say whether that is all."""
+        try:
+            for part in self.parts:
+                if part not in self.contents:
+                    self.contents[part] = pull(part)
+        except ObjectUnavailableError:  # its sender is still at it
+            return False
+        return True
+
+    def opened(self) -> Message:
+        """As a message. What it says of itself besides its content, nobody has checked, and nobody reads."""
+        reply = inflate_object_from_contents(self.told.message_id, self.contents)
+        if not isinstance(reply, Message):
+            raise ProtocolError("It is no message.")
+        names = ("message_id", "reply_to_message_id", "src_node_id")
+        vars(reply.metadata).update({f"_{name}": getattr(self.told, name) for name in names})
+        return reply
+
+
 def _welcome(reply: Message) -> Welcome | str:
     if reply.has_error():
-        return str(reply.error.reason)[:REASON]
+        return "".join(letter if letter.isprintable() else " " for letter in str(reply.error.reason)[:REASON])
     try:
         return Welcome.unpack(reply.content)
     except ProtocolError as error:

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from ...data.federation import Federation
-from ...errors import LatecomerError, ProtocolError, StepError
+from ...errors import LatecomerError, OddValue, ProtocolError, RunError, StepError
 from ...method import Method
 from ...steps import steps
 from ..home import entropy
@@ -104,6 +104,13 @@ def training_of(message: Message) -> str:
     return name
 
 
+def for_server(error: LatecomerError) -> LatecomerError:
+    """What a server may read of an error: no path, and no number of the client's own, which it could ask for."""
+    if isinstance(error, RunError | OddValue):
+        return StepError("Something on this client's side does not fit; its own log says what.")
+    return error
+
+
 class ParticipantApp(ClientApp):
     """For a stock SuperNode, which starts a process for each message: all that lasts is in `context.state`."""
 
@@ -114,8 +121,8 @@ class ParticipantApp(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         try:
             return Participant(self.host_for(dict(context.node_config))).answer(message, context.state)
-        except LatecomerError:
-            raise
+        except LatecomerError as error:
+            raise for_server(error) from error
         except Exception as error:  # what nobody foresaw may have numbers in it that are the client's own
             raise StepError("This client failed; its own log says why.") from error
 

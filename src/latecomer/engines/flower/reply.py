@@ -42,7 +42,7 @@ def read(content: RecordDict, wanted: Layout, counted: bool) -> tuple[Tree, floa
     records = {"body", "metrics"} if counted else {"body"}
     if set(content) != records:
         raise ProtocolError(f"It consists of {listed(set(content))} and should of {listed(records)}.")
-    found = arrays_of(blob_of(content["body"], room(wanted)))
+    found = arrays_of(blob_of(content["body"], room(wanted)), room(wanted) - size(wanted))
     if found.keys() != wanted.keys():
         strange = sorted(found.keys() ^ wanted.keys())[0]
         raise ProtocolError(f"It {'lacks' if strange in wanted else 'has an unknown'} {strange[:100]!r}.")

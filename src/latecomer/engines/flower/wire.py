@@ -118,10 +118,10 @@ def unpack(record: Any, most: int = MOST) -> Tree:
     return unflattened({path: tensor(array) for path, array in arrays.items()})
 
 
-def arrays_of(blob: bytes) -> dict[str, NDArray[Any]]:
-    """The arrays in a blob, by path; they share its memory."""
+def arrays_of(blob: bytes, longest: int = tensorfile.LONGEST) -> dict[str, NDArray[Any]]:
+    """The arrays in a blob, by path; they share its memory. What stands before them has at most so many bytes."""
     try:
-        return tensorfile.unpack(blob)
+        return tensorfile.unpack(blob, longest)
     except tensorfile.TensorFileError as error:
         raise ProtocolError(f"A message cannot be read: {error}.") from error
 
