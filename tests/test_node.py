@@ -421,6 +421,22 @@ def test_what_was_released_counts_in_all_trainings(tmp_path: Path) -> None:
     assert [len(ledger(kept(settings.desk, name)).entries) for name in ("a-test", "another", "a-third")] == [2, 2, 2]
 
 
+def test_a_message_that_ends_every_process_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, superlink = stay(tmp_path), SuperLink(occasions("ditto", rounds=1))
+
+    def taking_all_memory(*_: Any) -> None:
+        raise KeyboardInterrupt  # in the place of the kernel
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Participant, "answer", taking_all_memory)
+        for _ in range(5):
+            with pytest.raises(KeyboardInterrupt):
+                work(settings, superlink)
+    work(settings, superlink)
+    assert sentences(superlink)[0] == "This client has been stopped 5 times at this message, and lets it be."
+    assert len(superlink.replies) == 2
+
+
 def test_a_desk_is_of_one_owner_at_a_time(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "desk")
     with pytest.raises(RunError, match="Another node is at work in"):

@@ -92,7 +92,9 @@ class LocalNoise:
         return self.times * 2 * self.clip.bound
 
     def encode(self, reply: Tree, answers: Answers, noise: Noise) -> Tree:
-        return noisy(clipped(reply, self.clip.bound), self.deviation, noise)
+        """What is not finite counts as nothing: else a server could learn, by the silence, what noise is to hide."""
+        known = tree.where(tree.finite(reply), reply, tree.map(torch.zeros_like, reply))
+        return noisy(clipped(known, self.clip.bound), self.deviation, noise)
 
     def decode(self, reply: Tree) -> Tree:
         """As far as one can tell: an honest reply is not longer than the bound and the longest noise to be expected."""
@@ -242,7 +244,7 @@ class Processors:
     def outgoing(self, reply: Tree, answers: Answers, home: Home, left: Tree, step: str) -> tuple[Tree, Tree]:
         """What one client sends in the place of its reply, and what is left of it for the next time.
 
-        A reply that is not finite arrives as one, and leaves what was left.
+        A reply that is not finite arrives as one, unless there is noise on it, and leaves what was left.
         """
         if strange := [path for path in tree.flatten(reply) if "~" in path]:
             raise ProtocolError(f"A reply has {listed(strange)}; with --processors no name may have a '~' in it.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from ..engines.flower.fleet import BEAT, Fleet, Letter, Over, Parcel, State, read_key, refusal
@@ -15,6 +16,7 @@ from .host import Host, wake
 from .settings import Stay
 
 LOG = logging.getLogger(__name__)
+ENDS = 5  # processes that may end at one message: what takes all memory, or all time, must not for ever
 SHORTEST, LONGEST, SLOWER = 0.1, 3.0, 1.3  # seconds between two looks for a message, and how the pause grows
 
 
@@ -82,6 +84,8 @@ class Node:
         letter, pause, away = self.desk.letter(), SHORTEST, False
         if letter is not None:
             LOG.info("A message lies here from before; it is answered first")
+            letter = replace(letter, ends=letter.ends + 1)
+            self.desk.lay(letter)
         while not self.stopped.is_set():
             try:
                 if self.forgotten.is_set():
@@ -130,6 +134,8 @@ class Node:
             state, before = self.desk.training(name)
             if before is not None and before.answers == letter.name:
                 return before
+            if letter.ends >= ENDS:
+                raise StepError(f"This client has been stopped {letter.ends} times at this message, and lets it be.")
             reply = self.participant.answer(message, state)
             LOG.info("Answered %s of %s in %.2f s", told, name, time.monotonic() - began)
         except LatecomerError as error:

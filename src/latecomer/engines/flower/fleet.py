@@ -128,14 +128,17 @@ class Letter:
     name: str  # of the message
     parts: Sequence[str]  # names of what it consists of
     objects: Mapping[str, bytes] = field(default_factory=dict)  # those parts; empty until they are fetched
+    ends: int = 0  # how many processes have ended, one after the other, with it unanswered
 
     def pack(self) -> bytes:
-        return packed({"run": self.run, "name": self.name, "parts": list(self.parts)}, self.objects)
+        facts = {"run": self.run, "name": self.name, "parts": list(self.parts), "ends": self.ends}
+        return packed(facts, self.objects)
 
     @staticmethod
     def unpack(body: bytes) -> Letter:
         facts, objects = unpacked(body)
-        return Letter(int(facts["run"]), str(facts["name"]), [str(part) for part in facts["parts"]], objects)
+        parts, ends = [str(part) for part in facts["parts"]], int(facts["ends"])
+        return Letter(int(facts["run"]), str(facts["name"]), parts, objects, ends)
 
     def open(self, node: int) -> Message:
         message = inflate_object_from_contents(self.name, dict(self.objects))
