@@ -92,7 +92,8 @@ def killed(command: list[str], folder: Path, rounds: int, kills: int, seed: int 
         process.wait()
         resumes = (folder / "settings.toml").exists()  # it may have been too early even for that
         process = begin("resume", folder) if resumes else begin(*command)
-    process.wait()
+    if process.wait():
+        raise SystemExit(f"The last of {kills + 1} processes ended with code {process.returncode}; nobody killed it.")
     return count
 
 

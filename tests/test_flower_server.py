@@ -37,7 +37,7 @@ from latecomer.runs.folder import Folder
 from latecomer.runs.run import Run
 
 SMALL = {"rounds": 4, "cohort": 3, "evaluate_every": 2, "clients": 4, "model": "mlp", "threads": 1}
-OWN = {"pefll": {"steps": 2}, "flowdup": {"dimension": 50}, "fedper": {}}
+OWN = {"pefll": {"steps": 2}, "flowdup": {"dimension": 50}, "fedper": {}, "fedavg": {"secure_mean": True}}
 
 
 class Killed(BaseException):
@@ -148,11 +148,16 @@ def test_a_deployed_run_is_the_simulated_one(tmp_path: Path, method: str) -> Non
     assert results[0]["seen"] == results[1]["seen"]
 
 
-@pytest.mark.parametrize("dies_at", [6, 21, 35, 42])
-def test_a_server_that_is_killed_goes_on_as_if_nothing_had_happened(tmp_path: Path, dies_at: int) -> None:
-    """In a round, in an evaluation, and while it hands out the models. FedPer's clients keep something of their own."""
-    run, federation = simulated(tmp_path, "fedper")
-    settings, nodes = app(tmp_path, "fedper"), Nodes4(run.training.methods[0], federation, range(4))
+@pytest.mark.parametrize(
+    ("method", "dies_at"), [*(("fedper", place) for place in (6, 21, 35, 42)), ("fedavg", 12), ("fedavg", 15)]
+)
+def test_a_server_that_is_killed_goes_on_as_if_nothing_had_happened(tmp_path: Path, method: str, dies_at: int) -> None:
+    """In a round, in an evaluation, and while it hands out the models. FedPer's clients keep something of their own.
+
+    In FedAvg's secure mean, when the second client masks its numbers, and when it is to give its shares.
+    """
+    run, federation = simulated(tmp_path, method)
+    settings, nodes = app(tmp_path, method), Nodes4(run.training.methods[0], federation, range(4))
     nodes.dies_at = dies_at
     with pytest.raises(Killed):
         deployed(tmp_path, settings, nodes).go()

@@ -374,7 +374,7 @@ def test_no_process_is_left_behind(how: str, tmp_path: Path) -> None:
     outcome = Outcome(running.returncode, out, err)
     if how == "interrupted":
         assert outcome.code == 130, err
-        assert err.startswith("Stopped after round")
+        assert "Stopped after round" in err
     else:
         assert outcome.code == 2
         assert "--workers 1000 asks for more than the Ray cluster has" in err

@@ -18,6 +18,7 @@ from latecomer.clients import Clients
 from latecomer.engines import make
 from latecomer.errors import ProtocolError, SettingError
 from latecomer.faults import NAN, SLOW
+from latecomer.processors import Processors
 from latecomer.replies import By, Collector, Rules
 from latecomer.runs.experiment import Experiment
 from latecomer.secure import protocol
@@ -408,6 +409,12 @@ def test_what_would_have_to_see_replies_is_refused(settings: dict[str, Any], sen
     method = toys.method("fedavg", secure=FIXED)
     with pytest.raises(SettingError, match=sentence):
         train.run(method, toys.federation(), "loop", **{"rounds": 1, "cohort": 3} | settings)
+
+
+def test_a_server_that_must_clip_has_to_see_replies() -> None:
+    method = toys.method("fedavg", secure=FIXED, processors=Processors.parse("clip=1,central=1"))
+    with pytest.raises(SettingError, match="needs a server that clips every reply"):
+        train.run(method, toys.federation(), "loop", rounds=1, cohort=3)
 
 
 def test_a_run_has_the_settings() -> None:

@@ -26,12 +26,18 @@ def check_training(method: Method, federations: Sequence[Federation], plan: Plan
         raise SettingError(f"--min-replies must be at most the cohort of {plan.cohort}; got {plan.min_replies}.")
     if plan.average != "mean" and method.processors.central:
         raise SettingError(f"--processors {method.processors} adds noise to sums; --average {plan.average} is none.")
-    if plan.clip_update and not any(answers_of(type(method), step) != "message" for step in steps(type(method))):
+    answers = {answers_of(type(method), step) for step in steps(type(method))}
+    if plan.clip_update and not answers - {"message"}:
         raise SettingError(
             f"--clip-update limits changes, but no step of {type(method).__name__} is declared to answer one."
         )
+    if plan.average != "mean" and "averaged" not in answers:
+        raise SettingError(
+            f"--average {plan.average} takes the place of means, but no step of {type(method).__name__} is declared to "
+            "answer what is averaged; --clip-update limits changes."
+        )
     if method.secure is not None:
-        check_secure(plan)
+        check_secure(method, plan)
     if method.lr_schedule != "constant" and method.rounds != plan.rounds:
         raise SettingError(
             f"{type(method).__name__} was made with a schedule for {method.rounds} rounds; these are {plan.rounds}."
@@ -70,8 +76,13 @@ def check_model(model: Tree, own: Tree, origin: str) -> None:
             )
 
 
-def check_secure(plan: Plan) -> None:
+def check_secure(method: Method, plan: Plan) -> None:
     """Refuse what would have to see, or to spoil, single replies that come under masks."""
+    if method.processors.central:
+        raise SettingError(
+            f"--processors {method.processors} needs a server that clips every reply, and --secure-mean shows it none; "
+            "noise=, on the client, goes with masks."
+        )
     if plan.average != "mean":
         raise SettingError(f"--secure-mean shows means alone; --average {plan.average} would have to see every reply.")
     if plan.clip_update:

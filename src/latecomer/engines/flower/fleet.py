@@ -68,7 +68,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from ... import tensorfile
 from ...errors import LinkError, SettingError
 
-BEAT = 30.0  # seconds that a SuperLink waits for a sign of life before it takes a node for gone
+BEAT = 60.0  # seconds; a SuperLink takes a node for gone after two of them, in which a killed one can be back
 FETCH = 0.02  # seconds before a part is asked for again that is not there yet
 RAISED = 2  # Flower's code for a ClientApp that raised
 BUSY = (502, 503, 504)  # of HTTP: try again
