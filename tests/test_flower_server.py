@@ -374,7 +374,11 @@ def test_a_damaged_table_of_nodes_is_one_sentence(tmp_path: Path, text: str) -> 
         (["--method", "pefll"], "--clients is needed"),
         (["--method", "pefll", "--clients", 4, "--partition", "iid"], "nodes bring their own"),
         (["--method", "pefll", "--clients", 4, "--seeds", 3], "for a run on one machine"),
-        (["--method", "pefll", "--clients", 4, "--cohort", 5], "--cohort must be at most --clients, 4; got 5"),
+        (
+            ["--method", "pefll", "--clients", 4, "--cohort", 5],
+            "--cohort must be at most the number of training clients, 4",
+        ),
+        (["--method", "fedavg", "--clients", 4, "--cohort", 3, "--min-replies", 4], "--min-replies must be at most"),
         (["--method", "pefll", "--clients", 4, "--rounds", -1], "--rounds must be at least 0"),
         (["--method", "pefll", "--clients", 4, "--data", "npz:none.npz"], "There is no file"),
     ],

@@ -19,9 +19,25 @@ from .tree import Tree
 
 def check_training(method: Method, federations: Sequence[Federation], plan: Plan) -> None:
     """Refuse to begin where nothing can be learned, or where no latecomer could get a model."""
-    smallest = min(federation.members for federation in federations)
-    if plan.cohort > smallest:
-        raise SettingError(f"--cohort must be at most the number of training clients, {smallest}; got {plan.cohort}.")
+    check_plan(method, min(federation.members for federation in federations), plan)
+    for federation in federations:
+        members, late = federation.weight[: federation.members], federation.weight[federation.members :]
+        if not members.any():
+            raise DataError(
+                f"None of the {len(members)} training clients has a labelled example, so there is nothing to learn; "
+                "raise --labelled, or use data with labels."
+            )
+        if method.needs_labels and len(late) and not late.any():
+            raise DataError(
+                f"{type(method).__name__} needs a latecomer's labels, but none of the {len(late)} latecomers has any; "
+                "leave --unseen-labelled true, and use data with labels."
+            )
+
+
+def check_plan(method: Method, members: int, plan: Plan) -> None:
+    """Refuse what cannot be asked of a method and so many members, whatever data they have."""
+    if plan.cohort > members:
+        raise SettingError(f"--cohort must be at most the number of training clients, {members}; got {plan.cohort}.")
     if plan.min_replies > plan.cohort:
         raise SettingError(f"--min-replies must be at most the cohort of {plan.cohort}; got {plan.min_replies}.")
     if plan.average != "mean" and method.processors.central:
@@ -42,18 +58,6 @@ def check_training(method: Method, federations: Sequence[Federation], plan: Plan
         raise SettingError(
             f"{type(method).__name__} was made with a schedule for {method.rounds} rounds; these are {plan.rounds}."
         )
-    for federation in federations:
-        members, late = federation.weight[: federation.members], federation.weight[federation.members :]
-        if not members.any():
-            raise DataError(
-                f"None of the {len(members)} training clients has a labelled example, so there is nothing to learn; "
-                "raise --labelled, or use data with labels."
-            )
-        if method.needs_labels and len(late) and not late.any():
-            raise DataError(
-                f"{type(method).__name__} needs a latecomer's labels, but none of the {len(late)} latecomers has any; "
-                "leave --unseen-labelled true, and use data with labels."
-            )
 
 
 def by_labels(federation: Federation) -> tuple[Tensor, Tensor]:

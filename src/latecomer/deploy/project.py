@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
+from ..checks import check_plan
 from ..data import Examples, Form, load
 from ..data.split import Split
 from ..errors import RunError, SettingError
@@ -95,9 +96,8 @@ def new(folder: Path, method: str, given: Mapping[str, Any], classes: int = 0) -
     if not members:
         raise SettingError("--clients must be at least 1: so many nodes train.")
     form = form_of(experiment.settings.data, classes)
-    experiment.method_for(form, members, members)  # whatever does not fit is found here
-    if experiment.settings.cohort > members:
-        raise SettingError(f"--cohort must be at most --clients, {members}; got {experiment.settings.cohort}.")
+    made = experiment.method_for(form, members, members)  # whatever does not fit is found here
+    check_plan(made, members, experiment.settings.with_members(members))
     task = {"clients": members, "members": members, **form.table()}
     text = dump({"run": dataclasses.asdict(experiment.settings), "method": dict(experiment.own), "task": task})
     place = dump({"folder": str(folder.absolute() / "runs" / "run")}).partition("= ")[2].strip()
