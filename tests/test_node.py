@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable
@@ -293,6 +294,13 @@ REFUSALS: dict[str, tuple[Callable[[Path], tuple[Stay, RecordDict]], str]] = {
     "no task": (
         lambda path: (stay(path), hello("ditto", settings=trained("ditto")[0].partition("[task]")[0])),
         "The server's settings do not say what is trained: 'task'.",
+    ),
+    "members that cannot be": (
+        lambda path: (
+            stay(path),
+            hello("ditto", settings=re.sub(r"members = \d+", "members = -1", trained("ditto")[0])),
+        ),
+        "The server's settings do not say what is trained: -1 of ",
     ),
     "a training that is a path": (
         lambda path: (stay(path), hello("ditto", training="../../x")),
