@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
@@ -25,7 +28,7 @@ from latecomer.clients import Clients
 from latecomer.data import Federation
 from latecomer.engines import make
 from latecomer.engines.flower.engine import Flower
-from latecomer.engines.flower.fleet import Letter, Over, Parcel, Refused, Strange
+from latecomer.engines.flower.fleet import Fleet, Letter, Over, Parcel, Refused, Strange, new_key
 from latecomer.engines.flower.grid import LocalGrid
 from latecomer.engines.flower.hello import Hello, Welcome
 from latecomer.engines.flower.participant import Participant, for_server
@@ -292,6 +295,13 @@ REFUSALS: dict[str, tuple[Callable[[Path], tuple[Stay, RecordDict]], str]] = {
         lambda path: (stay(path), hello("ditto", settings=trained("ditto")[0].partition("[task]")[0])),
         "The server's settings do not say what is trained: 'task'.",
     ),
+    "members that cannot be": (
+        lambda path: (
+            stay(path),
+            hello("ditto", settings=re.sub(r"members = \d+", "members = -1", trained("ditto")[0])),
+        ),
+        "The server's settings do not say what is trained: -1 of ",
+    ),
     "a training that is a path": (
         lambda path: (stay(path), hello("ditto", training="../../x")),
         "A training cannot be called '../../x'; letters, digits, - and _ make its name.",
@@ -495,6 +505,18 @@ def test_a_message_of_a_run_that_nobody_knows_is_let_go(
     work(settings, superlink)
     assert len(superlink.replies) == 1
     assert Desk(settings.desk).letter() is None
+
+
+def test_the_rest_of_a_reply_is_sent_whose_upload_was_cut_off() -> None:
+    """The SuperLink knows the reply already and asks for nothing, and the server waits for its parts."""
+    uploaded: list[tuple[str, str]] = []
+    fleet = Fleet("127.0.0.1:1", None, load_ssh_private_key(new_key(), None), insecure=True)  # type: ignore[arg-type]
+    fleet.client = SimpleNamespace(  # type: ignore[assignment]
+        PushMessages=lambda ask: SimpleNamespace(objects_to_push=[], session_id="new"),
+        PushObject=lambda ask: uploaded.append((ask.object_id, ask.session_id)),
+    )
+    fleet.send(7, Parcel("asked", 1, 0.0, {"a": b"1", "b": b"2"}, b"", b""))
+    assert uploaded == [("a", ""), ("b", "")]
 
 
 # bad input

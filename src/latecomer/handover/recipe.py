@@ -38,4 +38,6 @@ def experiment(recipe: Mapping[str, Any], seed: int = 0) -> Experiment:
 def made_for(of_run: Experiment, task: Mapping[str, Any]) -> tuple[Method, Form]:
     """The method of an experiment for what a [task] table says of the examples and the clients."""
     form, clients, members = Form.read(task), int(task["clients"]), int(task["members"])
+    if not 0 < members <= clients:
+        raise ValueError(f"{members} of {clients} clients cannot be members")
     return of_run.method_for(form, clients, members), form

@@ -140,7 +140,7 @@ class Host:
         return train, val, test
 
     def _federation(self, training: Training, client: int) -> Federation:
-        if not 0 <= client < max(training.method.clients, MOST):
+        if not 0 <= client < MOST:  # there is a row for everybody before it
             raise ProtocolError(f"A client's number must be from 0 to {MOST:,}; got {client}.")
         seed = training.experiment.settings.seed
         return own.federation(training.form, *self._parts(training), seed, client, self.settings.budget)

@@ -36,7 +36,7 @@ from flwr.proto.fleet_pb2 import (
     RegisterNodeFleetRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PushObjectRequest
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.node_pb2 import Node
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
@@ -306,6 +306,9 @@ class Fleet:
                 clientapp_runtime_list=[parcel.seconds],
             ),
         )
+        if not told.objects_to_push:
+            self._send_rest(node, parcel)
+            return
         push = make_push_object_fn_protobuf(
             lambda ask: self._call("PushObject", ask), Node(node_id=node), parcel.run, told.session_id
         )
@@ -315,6 +318,17 @@ class Fleet:
             )
         except ObjectPushError as error:
             raise Away(f"A reply was not stored: {error}") from error
+
+    def _send_rest(self, node: int, parcel: Parcel) -> None:
+        """A reply that a killed process had announced, and whose parts the server may be waiting for.
+
+        It cannot be announced again, but without a session a SuperLink takes the parts that it lacks, and no others.
+        """
+        for name, part in parcel.objects.items():
+            self._call(
+                "PushObject",
+                PushObjectRequest(node=Node(node_id=node), run_id=parcel.run, object_id=name, object_content=part),
+            )
 
     def close(self) -> None:
         self.client.close()
