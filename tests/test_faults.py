@@ -23,8 +23,8 @@ from latecomer.engines.flower.grid import LocalGrid
 from latecomer.engines.flower.wire import pack, unpack
 from latecomer.faults import DROP, FLIP, HUGE, KINDS, NAN, SLOW, injected
 from latecomer.method import Method
+from latecomer.plan import Average
 from latecomer.replies import Rules
-from latecomer.robust import Average
 from latecomer.train import Plan, Training
 from latecomer.tree import Tree
 

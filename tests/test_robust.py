@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from latecomer.robust import Average, average
+from latecomer.plan import Average
+from latecomer.robust import average
 
 KINDS: tuple[Average, ...] = get_args(Average)
 ROBUST = KINDS[1:]

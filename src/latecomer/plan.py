@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from .faults import parse
-from .processors import Processors
-from .replies import Rules
-from .robust import Average
-from .secure.fixed import Fixed
 from .settings import check_ranges, setting
 
 Course = Literal["constant", "step", "cosine"]
 """How learning rates go over the rounds of training (schedule.py)."""
+Average = Literal["mean", "median", "trimmed", "krum", "geometric"]
+"""What takes the place of a mean of replies (robust.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +51,10 @@ class Plan:
     trim: float = setting(0.2, "share of a round's clients that a robust average takes to be hostile", low=0, below=0.5)
 
     def __post_init__(self) -> None:
+        from .faults import parse  # here, as it brings PyTorch: who only reads the names of settings does without
+
         check_ranges(self)
         parse(self.faults)
-
-    def rules(self, processors: Processors, secure: Fixed | None = None) -> Rules:
-        """What the server does with replies that went through these on the client's side."""
-        return Rules(self.clip_update, self.average, self.trim, processors, secure)
 
     def with_members(self, members: int) -> Self:
         """The same plan for so many members; a cohort of 0 is all of them."""

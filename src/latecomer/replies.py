@@ -11,8 +11,9 @@ from torch import Tensor
 
 from . import tree
 from .ops.sums import chosen, weighted_sum
+from .plan import Average, Plan
 from .processors import Noise, Processors
-from .robust import Average, average
+from .robust import average
 from .secure.fixed import Fixed
 from .secure.sizes import FEWEST, WORD, threshold
 from .steps import Answers, Phase
@@ -30,6 +31,11 @@ class Rules:
     trim: float = 0.2  # the share of clients that a robust average takes to be hostile
     processors: Processors = Processors()  # what replies went through on the client's side
     secure: Fixed | None = None  # how numbers are rounded that come under masks: nobody sees them, but their sum
+
+    @staticmethod
+    def of(plan: Plan, processors: Processors, secure: Fixed | None) -> Rules:
+        """As a plan has them, for replies that went through these on the client's side."""
+        return Rules(plan.clip_update, plan.average, plan.trim, processors, secure)
 
     def for_answers(self, answers: Answers, phase: Phase) -> Rules:
         """Those for one step; only a change has a size that can be too large, and only rounds have masks, on means."""

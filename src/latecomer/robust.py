@@ -6,14 +6,11 @@ by a value, so that rounds may be replayed.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from .ops.sums import weighted_sum
-
-Average = Literal["mean", "median", "trimmed", "krum", "geometric"]
+from .plan import Average
 
 STEPS = 16  # of Weiszfeld's iteration; its smoothing is halved at each
 

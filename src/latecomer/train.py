@@ -22,6 +22,7 @@ from .faults import failing_since, injected
 from .method import Method
 from .ops.shuffle import mix, normal, purpose
 from .plan import Plan as Plan
+from .replies import Rules
 from .settings import parse
 from .sweep.lockstep import Lockstep
 from .sweep.together import together as together
@@ -122,7 +123,7 @@ class Training:
             self.round,
             run,
             faults=injected(plan.faults, self.federations[run].seed),
-            rules=plan.rules(self.methods[run].processors, self.methods[run].secure),
+            rules=Rules.of(plan, self.methods[run].processors, self.methods[run].secure),
             min_replies=plan.min_replies,
             noise=partial(self._noise, run),
             ledger=self.ledgers[run],

@@ -6,13 +6,15 @@ A method's own settings are the fields of its class; all others are here, or in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..data.split import Split
 from ..errors import SettingError
 from ..plan import Course, Plan
-from ..processors import Processors
 from ..settings import setting
+
+if TYPE_CHECKING:
+    from ..processors import Processors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,8 @@ class Settings(Place, Plan, Split, Subject):  # bases from the right: their sett
 
     def stack(self) -> Processors:
         """The processors by which replies go."""
+        from ..processors import Processors  # here, as it brings PyTorch
+
         stack = Processors.parse(self.processors, self.privacy_delta, self.privacy_budget)
         if self.privacy_budget and stack.promise is None:
             raise SettingError("--privacy-budget limits what --processors with noise= or central= give away; add one.")

@@ -133,7 +133,7 @@ class WholeRounds:
 
     def _round(self, run: int, state: Tree, rows: Tensor, ledger: list[Exchange], engine: Engine) -> Tree:
         method = self.training.methods[run]
-        rules = self.training.plan.rules(method.processors, method.secure)
+        rules = Rules.of(self.training.plan, method.processors, method.secure)
         return method.round(state, CapturedClients(engine, run, rows, rules, ledger))
 
     def _rows(self) -> list[Tensor]:
