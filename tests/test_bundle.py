@@ -244,7 +244,7 @@ def test_an_embedding_is_fitted_by_turns_with_a_server_that_remembers_nothing(
     one = published("pfedhn")
     bundle, method = one.bundle, one.trained.method
     (x, y), none = examples(20), (np.zeros((0, 8, 8, 1), np.uint8), np.zeros(0, int))
-    federation = one.trained._one(x, y, *none, seed=0, client=None, budget="M")
+    federation, _ = one.trained.alone(x, y, held_out=none)
     loop = Loop(method, [federation], "cpu", entropy)
     v, moments = np.array(bundle.facts["start"], np.float32), dict[str, Any]()
     for turn in range(method.novel_rounds):  # type: ignore[attr-defined]

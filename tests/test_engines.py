@@ -267,7 +267,7 @@ def visit(engine: Any, ids: list[int], note: float, **options: Any) -> list[floa
 
 
 def look(engine: Any, ids: list[int], **options: Any) -> list[tuple[float, float]]:
-    each = Clients(engine, torch.tensor(ids), options.pop("round", 0), **options).run(METHOD.look).each
+    each = Clients(engine, torch.tensor(ids), options.pop("round", 9), **options).run(METHOD.look).each
     return list(zip(each["visits"].tolist(), each["note"][:, 0].tolist(), strict=True))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, TypeVar
 
 from .errors import ProtocolError
@@ -59,10 +59,19 @@ def steps(kind: type) -> list[str]:
 
 
 def perform(method: Any, step: str, home: Any, sent: Mapping[str, Any], phase: Phase) -> Tree:
-    """On the client: do a step, and make its answer ready for its way, as the method's processors say."""
+    """On the client: do a step, and make its answer ready for its way."""
+    return performed(method, step, phase)(home, **sent)
+
+
+def performed(method: Any, step: str, phase: Phase) -> Step:
+    """A step as every engine does it: in rounds its answer goes through the method's processors."""
+    work: Step = getattr(method, step)
+    processed = phase == "round" and (method.processors or method.secure is not None)
+    return partial(_processed, method, step) if processed else work
+
+
+def _processed(method: Any, step: str, home: Any, **sent: Any) -> Tree:
     reply: Tree = getattr(method, step)(home, **sent)
-    if phase != "round":
-        return reply
     answers = answers_of(type(method), step)
     if method.processors:
         reply, left = method.processors.outgoing(reply, answers, home, home.left.get(step, {}), step)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from ..faults import parse
 from ..settings import flag, settings_of
 from . import screen
 
@@ -85,6 +84,8 @@ def summarise(run: Run, result: Mapping[str, Any]) -> None:
             )
     rates = [flag(name) for name in settings_of(run.training.methods[0]) if name == "lr" or name.endswith("_lr")]
     settings = run.experiment.settings
+    from ..faults import parse
+
     on_purpose = parse(settings.faults).keys() - {"drop", "flip"}  # whoever is dropped was not asked
     for note in ("" if on_purpose else failures(result, rates), skipped(result, settings.min_replies)):
         if note:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def main(words: list[str]) -> int:
         )
     if len(folders) != 1:
         raise SettingError(f"latecomer resume takes one run folder; got {' '.join(folders) or 'none'}.")
-    if (Path(folders[0]) / "nodes.json").is_file():
+    if os.path.isfile(Path(folders[0]) / "nodes.json"):
         raise SettingError(f"The clients of {folders[0]} are nodes; `latecomer flower run` goes on with it.")
     with screen.working("Preparing"):
         from ..runs import host

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -18,12 +18,15 @@ from .home import LEFT, Homes, PackedHome
 CPU = torch.device("cpu")
 
 
-def made_up(method: Method, step: str, sent: Tree, memory: Tree, phase: Phase) -> Tree:
-    """An answer of the right shape, by a client with one blank example."""
+def made_up(
+    method: Method, step: str, sent: Tree, memory: Tree, phase: Phase, largest: Mapping[str, int] | None = None
+) -> Tree:
+    """An answer of the right shape: by a client with one blank example, in a home with room for the `largest`."""
     task, rows = method.task, Rows.of([[0]])
     examples = Examples(task.blank(1), torch.zeros(1, dtype=torch.long), task.classes)
     labelled, unturned, budget = torch.ones(1, dtype=torch.bool), torch.zeros(1).short(), torch.zeros(1).char()
     homes = Homes([Federation(examples, rows, rows, rows, 1, labelled, unturned, budget)], CPU, task.dtype)
+    homes.largest |= largest or {}
     home = PackedHome(homes, homes.client_rows(0, torch.tensor([0]))[0], torch.tensor(0), memory)
     try:
         with torch.no_grad():

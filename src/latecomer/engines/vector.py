@@ -16,8 +16,7 @@ from ..errors import MemoryShortage
 from ..method import Method
 from ..ops.intercept import intercepted
 from ..ops.upload import upload
-from ..steps import Phase, perform, phase_of
-from ..task import Home
+from ..steps import Phase, Step, performed, phase_of
 from ..tree import Tree
 from .fitting import COPIES, MUCH, activation_bytes, budget, message_bytes, padding
 from .home import WEIGHT, Homes, PackedHome
@@ -157,16 +156,16 @@ class Vector(KeepsMemories):
 
         def one(client: Tensor, number: Tensor, memory: Tree, shared: Tree, each: Tree) -> tuple[Tree, Tree]:
             home = PackedHome(self.homes, client, number, memory)
-            return work(home, shared | each), home.kept
+            return work(home, **shared, **each), home.kept
 
         rows: Callable[..., Any] = vmap(one, in_dims=(0, 0, 0, None, 0), randomness="error")
         rows = rows if self.device.type == "cpu" else intercepted(rows)
         function = vmap(rows, in_dims=0, randomness="error") if nested else rows
         return function if self.capture is None else self.capture(function, f"{step} in {phase}")
 
-    def _work(self, step: str, phase: Phase) -> Callable[[Home, Tree], Tree]:
+    def _work(self, step: str, phase: Phase) -> Step:
         """The step, for one client."""
-        return lambda home, message: perform(self.method, step, home, message, phase)
+        return performed(self.method, step, phase)
 
     def _hand_over(self, ask: Ask, rows: slice, reply: Tree, kept: Tree, weight: Tensor) -> None:
         """Answers and memories of some clients of an ask."""

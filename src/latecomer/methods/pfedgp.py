@@ -38,7 +38,7 @@ class PFedGP(TrainsBySteps):
     predict_draws: int = setting(30, "chains of Gibbs sampling when predicting", low=1)
     scale: float = setting(8.0, "variance of the latent function", above=0, sweepable=True)
     length: float = setting(1.0, "length scale of the kernel", above=0, sweepable=True)
-    average: Literal["probability", "log"] = setting(
+    latent_mean: Literal["probability", "log"] = setting(
         "probability", "over the latent value: mean of the probability, or exp of the mean of its log (authors' code)"
     )
 
@@ -58,7 +58,7 @@ class PFedGP(TrainsBySteps):
 
     @property
     def classifier(self) -> GPTree:
-        return GPTree(Kernel(self.scale, self.length), self.task.classes, self.gibbs_steps, self.average == "log")
+        return GPTree(Kernel(self.scale, self.length), self.task.classes, self.gibbs_steps, self.latent_mean == "log")
 
     # on the client
 

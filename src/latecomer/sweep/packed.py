@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ from ..engines.memory import Memories
 from ..engines.vector import Vector, same_shapes
 from ..method import Method
 from ..settings import settings_of
-from ..steps import Phase, perform
+from ..steps import Phase, Step, perform
 from ..task import Home
 from ..tree import Tree
 
@@ -55,9 +56,9 @@ class Packed(Vector):
     def _groups(self, asks: Sequence[Ask]) -> list[Sequence[Ask]]:
         return list(same_shapes(asks))  # four settings took less time in one map than in four, convolutions too
 
-    def _work(self, step: str, phase: Phase) -> Callable[[Home, Tree], Tree]:
-        def work(home: Home, message: Tree) -> Tree:
-            method = self.method.with_numbers(**dict(zip(self.names, message[NUMBERS], strict=True)))
-            return perform(method, step, home, tree.without(message, [NUMBERS]), phase)
+    def _work(self, step: str, phase: Phase) -> Step:
+        def work(home: Home, **message: Any) -> Tree:
+            method = self.method.with_numbers(**dict(zip(self.names, message.pop(NUMBERS), strict=True)))
+            return perform(method, step, home, message, phase)
 
         return work

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...data.federation import Federation
+from ...data.federation import SPLITS, Federation
 from ...errors import need
 from ...method import Method
 
@@ -50,7 +50,8 @@ def local_engine(method: Method, federations: Sequence[Federation]) -> Flower:
         from .engine import Flower
         from .grid import LocalGrid
 
-    return Flower(method, LocalGrid(client_app(method, federations, simulated=True)))
+    largest = {split: max(federation.largest(split) for federation in federations) for split in SPLITS}
+    return Flower(method, LocalGrid(client_app(method, federations, simulated=True)), largest=largest)
 
 
 def superlink(address: str, certificates: Path | None) -> Control:

@@ -53,10 +53,11 @@ class Flower:
         grid: Grid,
         *,
         timeout: float = 600.0,
+        largest: Mapping[str, int] | None = None,  # examples that simulated clients' homes have room for, by split
         training: str = "here",  # by which clients know that a server goes on with what it was at
         unscored: Collection[int] = (),  # clients that do not report scores: nobody asks them, and they have none
     ) -> None:
-        self.method, self.grid, self.timeout = method, grid, timeout
+        self.method, self.grid, self.timeout, self.largest = method, grid, timeout, largest
         self.terms, self.training, self.unscored = Terms.of(method), training, unscored
         self.device = torch.device("cpu")
         self.carried = {"down": 0, "up": 0}  # bytes of the arrays that were really in messages
@@ -159,7 +160,8 @@ class Flower:
     def _layout(self, step: str, ask: Ask) -> Layout:
         """What a reply must look like; found out once for every step and shape of message.
 
-        By a client with one example: how many the real ones have, they tell, and nothing is computed with that.
+        By a client with one example: how many real ones have, they tell, and nothing is computed with that. Steps that
+        answer one row an example, as tests do, need to know it of simulated ones.
         """
         if step == KEEP_MODEL:  # no step of a method: a client makes its model, keeps it, and answers nothing
             return {}
@@ -171,5 +173,5 @@ class Flower:
         )
         if key not in self.layouts:
             memory = blank_memory(self.method, 0)
-            self.layouts[key] = layout(made_up(self.method, step, sent, memory, key[1]))
+            self.layouts[key] = layout(made_up(self.method, step, sent, memory, key[1], self.largest))
         return self.layouts[key]
