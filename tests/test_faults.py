@@ -270,4 +270,5 @@ def test_a_hostile_client_ruins_the_mean_and_nothing_that_withstands() -> None:
 @pytest.mark.timeout(1200)
 def test_a_server_that_is_killed_again_and_again_ends_where_it_would_have(tmp_path: Path) -> None:
     settings = {**kills.PEFLL, "faults": kills.FAULTS, "hidden": 20, "steps": 2, "threads": 1}
-    assert kills.compare_killed(tmp_path, rounds=60, kills=6, settings=settings)
+    count, found = kills.compare_killed(tmp_path, rounds=60, kills=6, settings=settings)
+    assert (count >= 3, found) == (True, [])  # the run may end before the last of them
