@@ -21,7 +21,7 @@ class FedProx(TrainsByPasses):
 
     # on the client
 
-    @asked_in("round", answers="averaged")
+    @asked_in("round", answers="change")
     def fit(self, home: Home, *, params: Tree, mu: Tensor) -> Tree:
         near = learn.proximal(self.task.loss, params, mu)
         change = self.local.at(home.round).change(near, params, home.epochs(self.epochs, self.batch))
@@ -38,7 +38,7 @@ class FedProx(TrainsByPasses):
 
     def round(self, state: Tree, clients: Clients) -> Tree:
         params, mu = state["params"], state["mu"]
-        update = clients.mean(self.fit, shared={"params": params, "mu": mu}, by="examples")
+        update = clients.run(self.fit, shared={"params": params, "mu": mu}).mean(by="examples")
         history = state["history"]
         if self.adaptive:
             mu, history = self.adapt(mu, history, update["loss"])
