@@ -174,9 +174,10 @@ def test_numbers_too_large_to_square_are_not_lost(kind: Average) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gpu_gives_the_same_and_does_not_wait(kind: Average) -> None:
     rows, counted = random(12, 1000), torch.arange(12) % 5 > 0
+    there = rows.cuda(), counted.cuda()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = average(rows.cuda(), counted.cuda(), kind, 0.2)
+        found = average(*there, kind, 0.2)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(found.cpu(), average(rows, counted, kind, 0.2))
