@@ -528,7 +528,8 @@ class Bench:
         """Seconds of the SuperLink for a look that finds nothing; of the node for asking; and of the SuperLink for each
         message in flight.
         """
-        from latecomer.engines.flower.fleet import Fleet, read_key
+        from latecomer.engines.flower.fleet import Fleet
+        from latecomer.engines.flower.keys import read_key
 
         link = self.site.processes[0].pid
         fleets = [

@@ -28,9 +28,10 @@ from latecomer.clients import Clients
 from latecomer.data import Federation
 from latecomer.engines import make
 from latecomer.engines.flower.engine import Flower
-from latecomer.engines.flower.fleet import Fleet, Letter, Over, Parcel, Refused, Strange, new_key
+from latecomer.engines.flower.fleet import Fleet, Letter, Over, Parcel, Refused, Strange
 from latecomer.engines.flower.grid import LocalGrid
 from latecomer.engines.flower.hello import Hello, Welcome
+from latecomer.engines.flower.keys import new_key
 from latecomer.engines.flower.participant import Participant, for_server
 from latecomer.engines.flower.spending import ledger
 from latecomer.engines.flower.wire import unpack

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..engines.flower.fleet import Letter, Parcel, State, new_key, pack_state, packed, unpack_state, unpacked
+from ..engines.flower.fleet import Letter, Parcel, State, pack_state, packed, unpack_state, unpacked
+from ..engines.flower.keys import new_key
 from ..engines.flower.spending import ledger, write
 from ..errors import ProtocolError, RunError
 from ..privacy import Ledger

@@ -8,7 +8,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from ..engines.flower.fleet import BEAT, Fleet, Letter, Over, Parcel, Refused, State, Strange, read_key, refusal
+from ..engines.flower.fleet import BEAT, Fleet, Letter, Over, Parcel, Refused, State, Strange, refusal
+from ..engines.flower.keys import read_key
 from ..engines.flower.participant import TRAINING, Participant, for_server, training_of
 from ..errors import LatecomerError, LinkError, StepError
 from .desk import Desk

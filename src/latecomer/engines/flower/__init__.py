@@ -8,6 +8,7 @@ control.py  on the operator's machine: registers nodes, starts, follows and stop
 masks.py    on the client: its part in a secure mean
 participant.py  on the client: one that can be in any training, with a method made from a hello
 fleet.py    on the client: Flower's Fleet API, by which a node talks to a SuperLink
+keys.py     on the client: the key by which a node proves who it is
 grid.py     between them: a grid inside this process, which delivers real messages to a real ClientApp
 app.py      on the client: does the step that a message names, if this client's role answers it
 notes.py    on the client: what it keeps in `context.state`
@@ -19,15 +20,15 @@ wire.py     on both: trees as bytes, and back
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...data.federation import SPLITS, Federation
 from ...errors import need
 from ...method import Method
+from ..environment import environment
 
 if TYPE_CHECKING:
     from .control import Control
@@ -63,13 +64,6 @@ def superlink(address: str, certificates: Path | None) -> Control:
     return Control(address, certificates)
 
 
-@contextmanager
-def quietly() -> Iterator[None]:
-    """The environment that Flower is imported in; the process has its own back afterwards."""
-    added = [name for name in QUIET if name not in os.environ]
-    os.environ.update({name: QUIET[name] for name in added})
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
+def quietly() -> AbstractContextManager[None]:
+    """The environment that Flower is imported in."""
+    return environment(QUIET)

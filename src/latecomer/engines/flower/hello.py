@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from ...errors import ProtocolError
 from ...evaluate import MOST_EXAMPLES
-from .wire import check_training
+from .wire import check_name
 
 HELLO, KEEP_MODEL = "hello", "keep_model"  # what nodes answer besides a method's steps
 LONGEST = 1_000_000  # letters of settings
@@ -45,7 +45,7 @@ class Hello(_Record):
         if set(content) != {"header", "body"} or set(records) != set(content):
             raise ProtocolError("A hello must have a header and a body, and nothing else.")
         hello = Hello.read(ConfigRecord({**records["header"], **records["body"]}), "A hello")
-        check_training(hello.training)
+        check_name(hello.training)
         if len(hello.settings) > LONGEST:
             raise ProtocolError(f"A hello has settings of {len(hello.settings)} letters; {LONGEST} are enough.")
         return hello

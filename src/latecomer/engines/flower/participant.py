@@ -16,7 +16,7 @@ from ..home import entropy
 from .app import Keeper, Side
 from .hello import HELLO, KEEP_MODEL, Hello, Welcome
 from .spending import LEDGER
-from .wire import Header, check_training
+from .wire import Header, check_name
 
 TRAINING = "training"  # in a client's state: what it knows of a training
 NOBODY = -1  # the number of a client that has none yet
@@ -100,7 +100,7 @@ def training_of(message: Message) -> str:
     name = dict(message.content.config_records.get("header", {})).get("training") if message.has_content() else None
     if not isinstance(name, str):
         raise ProtocolError("A message must have a header that names its training.")
-    check_training(name)
+    check_name(name)
     return name
 
 

@@ -65,11 +65,11 @@ class Header:
         if not fit or not all(isinstance(name, str) for name in values["recall"]):
             names = ", ".join(Header.__dataclass_fields__)
             raise ProtocolError(f"A message's header must tell {names} and nothing else.")
-        check_training(values["training"])
+        check_name(values["training"])
         return Header(**values | {"recall": tuple(values["recall"])})
 
 
-def check_training(name: str) -> None:
+def check_name(name: str) -> None:
     """Refuse what cannot be the name of a file."""
     if not re.fullmatch(TRAINING, name):
         raise ProtocolError(f"A training cannot be called {name[:64]!r}; letters, digits, - and _ make its name.")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from ...errors import ClusterError, SettingError, need
+from ..environment import environment
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -30,7 +28,7 @@ def connect(address: str = "", **options: Any) -> None:
     A process that is connected already, by a program of its own, stays where it is.
     """
     global _named
-    with _environment(QUIET | ({} if address or "ray" in sys.modules else _own_token())):
+    with environment(QUIET | ({} if address or "ray" in sys.modules else _own_token())):
         ray = need("ray", "ray")
         if ray.is_initialized():
             if address not in ("", "auto", _named, ray.get_runtime_context().gcs_address):
@@ -90,15 +88,3 @@ def _refusal(address: str, error: Exception) -> str:
 def _own_token() -> dict[str, str]:
     """Whoever else can reach this machine cannot work on its cluster; without this, Ray leaves a file in the home."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-
-
-@contextmanager
-def _environment(names: Mapping[str, str]) -> Iterator[None]:
-    """The environment that Ray is imported and started in; the process has its own back afterwards."""
-    added = [name for name in names if name not in os.environ]
-    os.environ.update({name: names[name] for name in added})
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
