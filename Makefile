@@ -37,7 +37,7 @@ clean:
 # Not all that is installed is compiled: what is imported will be, once, unless the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
 .venv/core: WHAT := .
-.venv/dev: WHAT := .[flower,ray,hub,privacy,knn,export,serve,dev]
+.venv/dev: WHAT := .[flower,ray,hub,privacy,knn,export,serve,report,track,tune,dev]
 .venv/docs: WHAT := .[docs]
 .venv/core .venv/dev .venv/docs: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "latecomer needs Python 3.11 or newer")'

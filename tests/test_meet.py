@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ import torch
 import latecomer
 from console import Command
 from latecomer import Experiment, Personal
-from latecomer.data import federate
+from latecomer.data import Federation, federate
+from latecomer.data.sources import REQUIRED, Source, load
 from latecomer.errors import DataError, LatecomerError, ModelError, RunError, SettingError
-from latecomer.handover.meet import Meeting, meet
+from latecomer.handover.meet import Meeting, meet, unused
 from latecomer.runs.run import Run
 
 TINY: dict[str, Any] = {
@@ -81,10 +83,35 @@ def test_a_meeting_deals_what_no_member_had(runs: Callable[[str], Path]) -> None
     assert len(all_of_it.train.index) > len(federation.train.index)
 
 
+def test_what_members_trained_on_is_used_wherever_the_source_has_it() -> None:
+    """Some partitions pool training and test examples: rows 6 to 9 are the source's test examples."""
+    x, y = np.arange(10, dtype=np.float32)[:, None], np.arange(10) % 2
+    source = Source("own", x[:6], y[:6], x[6:], y[6:], 2)
+    before = Federation.from_arrays(x, y, train=[[0, 6], [1, 7], [2, 8]], test=[[3], [4], [5]], members=2)
+    left = unused(SimpleNamespace(federations=[before]), source, 0)  # type: ignore[arg-type]
+    assert left.x_train[:, 0].tolist() == [2, 3, 4, 5]  # the third client is a latecomer
+    assert left.x_test[:, 0].tolist() == [8, 9]
+    assert (len(left.y_train), len(left.y_test)) == (4, 2)
+    judged = Federation.from_arrays(
+        x, y, train=[[0], [1], [2]], val=[[], [6], []], test=[[3], [4], [5]], members=1, validators=1
+    )
+    left = unused(SimpleNamespace(federations=[judged]), source, 0)  # type: ignore[arg-type]
+    assert (left.x_train[:, 0].tolist(), left.x_test[:, 0].tolist()) == ([2, 3, 4, 5], [7, 8, 9]), "validators selected"
+
+
 def test_naming_the_runs_own_data_deals_no_members_either(runs: Callable[[str], Path]) -> None:
     loaded = latecomer.load(runs("pefll"))
     (unnamed,), (named,) = (meet(loaded, Meeting(data=data), clients=4).federations for data in ("", "digits"))
     assert named.digest() == unnamed.digest()
+
+
+def test_a_copy_of_the_runs_own_data_deals_no_members_either(runs: Callable[[str], Path], tmp_path: Path) -> None:
+    """What is in a file counts, not what it is called: digits.npz of $LATECOMER_DATA is digits, too."""
+    loaded, own = latecomer.load(runs("pefll")), load("digits")
+    np.savez(tmp_path / "copy.npz", **{name: getattr(own, name) for name in REQUIRED})
+    (unnamed,) = meet(loaded, clients=4).federations
+    (copied,) = meet(loaded, Meeting(data=f"npz:{tmp_path / 'copy.npz'}"), clients=4).federations
+    assert copied.digest() == unnamed.digest()
 
 
 def test_data_that_changed_since_are_noticed(tmp_path: Path) -> None:
@@ -243,6 +270,7 @@ def test_the_command_line_makes_a_model_and_predicts(
         (("predict", "nowhere", "--data", "nowhere.npz", "-o", "x"), "cannot be read as a model"),
         (("meet", "nowhere"), "not a run folder"),
         (("meet", "RUN", "--name", "a/b"), "plain name"),
+        (("meet", "RUN", "--name", ".."), "plain name"),
         (("meet", "RUN", "--partition", "clases"), "did you mean 'classes'"),
     ],
 )

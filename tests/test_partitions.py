@@ -196,6 +196,19 @@ def test_classes_that_do_not_divide_evenly_are_still_distinct_and_balanced() -> 
     assert used.max() - used.min() <= 1
 
 
+def test_some_latecomers_have_classes_that_nobody_else_has_together() -> None:
+    options = {"partition": "classes", "clients": 550, "unseen": 0.1, "validators": 0.1}
+    sets = [frozenset(owned) for owned in class_sets(federate(CIFAR, **options, unlike=0.5))]
+    others, unlike = {*sets[:-28]}, sets[-28:]
+    assert all(len(owned) == 2 for owned in sets)
+    assert len({*unlike}) == 5
+    assert frozenset.union(*unlike) == {*range(10)}, "a block that covers all classes"
+    assert len(others) == 40, "of 45 pairs all but these five"
+    assert not others & {*unlike}
+    usual = [frozenset(owned) for owned in class_sets(federate(CIFAR, **options))]
+    assert len({*usual[:-55]}) == 45, "without it members leave nothing to be unlike"
+
+
 # Dirichlet
 
 
@@ -457,6 +470,18 @@ def test_natural_latecomers_are_described_by_and_scored_on_all_that_they_have(cl
     assert federation.notes == ()
 
 
+@pytest.mark.parametrize("clients", [0, 9])
+def test_natural_latecomers_are_nobodys_teachers_for_another_seed(clients: int) -> None:
+    """They are scored on all that they have, so a search on another seed would train, and judge settings, by it."""
+    asked = {"partition": "natural", "clients": clients, "unseen": 0.25, **shared_out}
+    one, other = (federate(SOURCE, seed=seed, validators=0.25, **asked) for seed in (0, 1000))
+    late = {example for client in range(one.first_late, len(one)) for example in rows(one)["test"][client]}
+    assert late
+    for split in ("train", "val"):
+        assert not late & {example for client in rows(other)[split][: other.first_late] for example in client}
+    assert rows(one)["train"][: one.members] != rows(other)["train"][: other.members], "members are drawn, as before"
+
+
 def test_natural_latecomers_may_be_writers_of_the_test_examples_alone() -> None:
     strangers = replace(SOURCE, client_test=np.arange(200) // 20 + 100)
     federation = federate(strangers, partition="natural", clients=0, unseen=0.5, **shared_out)
@@ -536,6 +561,18 @@ def test_iid_clients_are_equal() -> None:
     assert not federation.rotation.any()
 
 
+def test_latecomers_may_turn_by_other_angles() -> None:
+    options = {"partition": "rotations", "clients": 60, "unseen": 0.5}
+    usual, other = federate(SOURCE, **options), federate(SOURCE, **options, unseen_rotations=(45, 90))
+    late = other.first_late
+    assert other.rotation[late:].unique().tolist() == [45, 90]
+    assert other.rotation[:late].equal(usual.rotation[:late])
+    with pytest.raises(SettingError, match="there are no latecomers"):
+        federate(SOURCE, partition="rotations", clients=60, unseen_rotations=(45,))
+    with pytest.raises(SettingError, match="the others turn nothing"):
+        federate(SOURCE, partition="iid", clients=60, unseen=0.5, unseen_rotations=(45,))
+
+
 def test_rotations_are_drawn_for_every_client() -> None:
     federation = federate(SOURCE, partition="rotations", clients=60)
     assert federation.rotation.unique().tolist() == [0, 90, 180, 270]
@@ -575,6 +612,9 @@ def test_a_test_set_by_others_gives_way_to_a_fifth_of_ones_own() -> None:
     assert "a fifth of each client's own" in federation.notes[0]
     share = federation.test.sizes / sum(federation.rows(split).sizes for split in SPLITS)
     assert float((share - 0.2).abs().max()) < 0.02
+    other = federate(strangers, partition="natural", clients=0, seed=1000)
+    assert set(other.test.index.tolist()) == set(federation.test.index.tolist()), "no seed trains on another's tests"
+    assert rows(other)["test"] != rows(federation)["test"], "though it deals the clients otherwise"
 
 
 def test_a_nameless_test_set_is_left_alone() -> None:
@@ -701,6 +741,15 @@ BAD: dict[str, tuple[type[Exception], dict[str, Any]]] = {
     "There is no value for --budgets 'XL'": (SettingError, {"budgets": ("XL",)}),
     "--rotations must be a whole number; got 1.5": (SettingError, {"rotations": (0, 1.5)}),
     "--rotations must be at least -360 and at most 360; got 361": (SettingError, {"rotations": (0, 361)}),
+    "Of 10 classes, 1 a client, none can be left": (
+        SettingError,
+        {"classes_per_client": 1, "clients": 20, "unseen": 0.2, "unlike": 1},
+    ),
+    "unlike is 0.5; it needs the partition 'classes'": (
+        SettingError,
+        {"partition": "iid", "unseen": 0.2, "unlike": 0.5},
+    ),
+    "unlike is 0.1; it needs .* so many latecomers that one": (SettingError, {"unseen": 0.2, "unlike": 0.1}),
     "There is no setting 'client'; did you mean 'clients'": (UnknownName, {"client": 3}),
 }
 

@@ -30,8 +30,8 @@ ROUNDS = 2
 ALL = torch.arange(len(toys.TRAIN))
 LATER: dict[str, dict[str, Any]] = {"lgfedavg": {"warmup": 0}}
 """Settings with which a round asks for the steps that the variants do not ask for."""
-NEVER = {"knnper": {"arrive"}}
-"""Steps that no round asks for: users do."""
+NEVER = {"knnper": {"arrive"}, "flowdup": {"represent"}}
+"""Steps that no round asks for: users and studies do."""
 
 
 def sweepable(kind: Any) -> list[str]:

@@ -121,6 +121,24 @@ def _one(method: Method, state: Tree, run: int, ids: Tensor, number: int, engine
     return Scores.of(ids, tree.concatenate(answers), torch.cat(heard)) if answers else Scores(ids, {})
 
 
+def described(
+    methods: Sequence[Method], states: Sequence[Tree], lockstep: Together, ids: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """What tells the clients `ids` of every run apart, a row each, on the CPU; None where a method describes nobody."""
+    runs = enumerate(zip(methods, states, ids, strict=True))
+    return lockstep([partial(_described, method, state, run, some) for run, (method, state, some) in runs])
+
+
+def _described(method: Method, state: Tree, run: int, ids: Tensor, engine: Engine) -> Tensor | None:
+    found = []
+    for some in ids.split(AT_ONCE):
+        rows = method.described(state, Clients(engine, some, -1, run_index=run, scratch=0))
+        if rows is None:
+            return None
+        found.append(rows.float().cpu())
+    return torch.cat(found)
+
+
 def _possible(counts: Tensor) -> Tensor:
     """Which rows are numbers of examples, none of them right twice."""
     right, known, own = counts.unbind(-1)

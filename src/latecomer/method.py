@@ -166,6 +166,12 @@ class Method(ABC):
     def personalise(self, state: Tree, clients: Clients) -> Sending | Sequence[Sending]:
         """What to send so that these clients, members or latecomers, can `predict`; in parts where shapes differ."""
 
+    def described(self, state: Tree, clients: Clients) -> Tensor | None:
+        """What tells clients apart, a row each, for whoever studies a simulation: descriptors, embeddings, features.
+        None: the method describes nobody.
+        """
+        return None
+
     @abstractmethod
     def model(self, home: Home, **sent: Tree) -> Tree:
         """On the client: its own model, from what `personalise` sent. It predicts with this and nothing else."""

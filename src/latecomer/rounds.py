@@ -169,6 +169,13 @@ class Group:
     told: Tree
 
 
+def in_order(groups: Sequence[Group], rows: Callable[[Group], Tensor]) -> Tensor:
+    """What there is of every group, a row a client, in the order of the cohort."""
+    found = torch.cat([rows(group) for group in groups])
+    order = torch.cat([group.which.nonzero()[:, 0] for group in groups]).argsort()
+    return found[order.to(found.device)]
+
+
 def by_size(clients: Clients, told: Replies | None, sizes: Collection[str]) -> list[Group]:
     """The cohort by the `budget` that each client told; without `sizes` all are one group.
 

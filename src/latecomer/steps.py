@@ -11,7 +11,7 @@ from .errors import ProtocolError
 from .tree import Tree
 
 Step = Callable[..., Tree]
-Phase = Literal["round", "personalise", "score"]
+Phase = Literal["round", "personalise", "score", "study"]
 Answers = Literal["message", "change", "averaged"]
 """What a step answers: something to read, a change of what was sent, or a change that the server only averages."""
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,8 +22,9 @@ MARK, KIND = "_asked_in", "_answers"  # on a step's function: its phases, and wh
 def asked_in(*phases: Phase, answers: Answers = "message") -> Callable[[F], F]:
     """Declare a client step: it may be asked for in a round of training, in personalisation, or in both.
 
-    Members answer both, validators and latecomers answer `personalise` alone. A method without this is no step: no
-    server can ask for it. A step that overrides another one need not repeat it.
+    Members answer both, validators and latecomers answer `personalise` alone. `score` is answered by whoever agreed to
+    report scores, and `study`, which shows what no server is meant to see, by simulated clients alone. A method without
+    this is no step: no server can ask for it. A step that overrides another one need not repeat it.
 
     An answer that is a "change" of what was sent may be limited in size, or sent in part, the rest in later rounds; one
     that is only ever "averaged" may also be masked, so that the server sees nothing but the mean.
@@ -97,7 +98,7 @@ def check_phase(step: Step, phase: Phase) -> None:
             f"Step {name!r} does not say when it may be asked for; "
             "put @asked_in('round'), @asked_in('personalise') or both in one above it."
         )
-    if phase not in declared and not (phase == "personalise" and "score" in declared):
+    if phase not in declared and not (phase == "personalise" and {"score", "study"} & {*declared}):
         raise ProtocolError(f"Step {name!r} is declared for {listed(declared)} and cannot be asked for in {phase!r}.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from .clients import Clients, Engine, Exchange
 from .cohorts import Cohorts
 from .data.federation import Federation
 from .errors import SettingError, TooFewReplies, within_memory
-from .evaluate import Scores, evaluate, over_seeds
+from .evaluate import Scores, described, evaluate, over_seeds
 from .faults import failing_since, injected
 from .method import Method
 from .ops.shuffle import mix, normal, purpose
@@ -57,6 +58,7 @@ class Training:
         self.tally = Tally(engine, self.methods, federations)
         self.lockstep = Lockstep(self.tally)
         self.round = 0
+        self.judged = False  # whether members need no scores, as all that is asked for is what validators say
         self.evaluations = 0
         self.seconds = 0.0
         self.ledgers: list[list[Exchange]] = [[] for _ in federations]
@@ -93,6 +95,20 @@ class Training:
                 raise SettingError(f"{type(self.methods[run]).__name__} does not keep one model for all to start with.")
             check_model(model, state["params"], origin)
             self.states[run] = state | {"params": tree.to(model, self.engine.device)}
+
+    def part(self, runs: Sequence[int], engine: Engine) -> Training:
+        """Some of the runs, which go on from here without the others, on an engine of their own."""
+        methods, federations = [self.methods[run] for run in runs], [self.federations[run] for run in runs]
+        part = Training(methods, federations, engine, self.plan)
+        part.round, part.evaluations, part.seconds = self.round, self.evaluations, self.seconds
+        part.judged = self.judged
+        for name in ("ledgers", "sent", "diverged", "skipped", "best"):
+            setattr(part, name, [getattr(self, name)[run] for run in runs])
+        part.states = [tree.map(torch.clone, self.states[run]) for run in runs]  # of memory that rounds do not reuse
+        part.tally.released = [self.tally.released[run] for run in runs]
+        for k, run in enumerate(runs):
+            engine.remember(k, self.engine.memories(run))
+        return part
 
     def go(self) -> Iterator[dict[str, Any] | None]:
         """Train to the end; yields after every round, with the metrics where it evaluated."""
@@ -145,16 +161,20 @@ class Training:
 
     def evaluate(self) -> dict[str, Any]:
         """Score the members, validators, and the latecomers if they are watched; keep the best state of every run."""
-        seen = self._seen(self.states)
-        unseen = self._late(self.states) if self.plan.watch_unseen else [None] * len(seen)
-        judges = self._judges(self.states)
+        learned = [tree.to(tree.without(state, ["optimiser"]), torch.device("cpu")) for state in self.states]
+        with ThreadPoolExecutor() as aside:  # hashing takes about as long as scoring, and needs no device
+            digests = aside.map(tree.digest, learned)
+            seen = self._seen(self.states)
+            unseen = self._late(self.states) if self.plan.watch_unseen else [None] * len(seen)
+            judges = self._judges(self.states)
         lines = []
-        for run, scores in enumerate(seen):
+        for run, (scores, digest) in enumerate(zip(seen, digests, strict=True)):
             validation = (judges[run] or scores).summary("val")[self.plan.select]
             best = self.best[run]
             if best is None or not validation <= best.validation:  # without validation data, NaN: the last round counts
                 self.best[run] = Best(self.round, validation, keepsake(self.states[run]), scores)
             line = {"seed": self.federations[run].seed, "validation": validation, "seen": scores.summary()}
+            line["state"] = digest
             if (late := unseen[run]) is not None:
                 line["unseen"] = late.summary()
             lines.append(line)
@@ -179,6 +199,17 @@ class Training:
         best = [found for found in self.best if found is not None]
         late = self._late([found.state for found in best])
         return [(found.scores, scores) for found, scores in zip(best, late, strict=True)]
+
+    def described(self, states: Sequence[Tree] | None = None) -> dict[str, Tensor]:
+        """What tells all clients apart, by seed, in the selected rounds or with other states; empty: nothing does.
+
+        For simulations: clients are asked without being counted as having given anything away.
+        """
+        chosen = [found.state for found in self.best if found is not None] if states is None else states
+        ids = [torch.arange(len(federation)) for federation in self.federations]
+        found = described(self.methods, chosen, Lockstep(self.engine), ids)
+        pairs = zip(self.federations, found, strict=True)
+        return {str(federation.seed): rows for federation, rows in pairs if rows is not None}
 
     def result(self, scores: Sequence[tuple[Scores, Scores | None]], runs: slice = slice(None)) -> dict[str, Any]:
         """What some of the runs came to, or all of them."""
@@ -209,10 +240,12 @@ class Training:
         return evaluate(self.methods, states, self.lockstep, ids, self.evaluations)
 
     def _seen(self, states: Sequence[Tree]) -> list[Scores]:
-        """Scores of the members; where none of them has anything to score, nobody is asked."""
+        """Scores of the members; where none of them has anything to score, or needs any, nobody is asked."""
         ids = [torch.arange(federation.members) for federation in self.federations]
         if any(federation.held_out(federation.members) for federation in self.federations):
-            return self._score(states, ids)
+            if not (self.judged and all(federation.validators for federation in self.federations)):
+                return self._score(states, ids)
+            self.evaluations += 1  # validators draw what they would have drawn behind them
         return [Scores(some, {split: torch.zeros(len(some), 3) for split in ("val", "test")}) for some in ids]
 
     def _late(self, states: Sequence[Tree]) -> list[Scores | None]:

@@ -146,7 +146,7 @@ def test_an_embedding_moves_by_its_own_scale_however_small_the_gradients() -> No
     for lr in (2.0, 2e-4):
         method, state = build(lr=lr)
         clients = Clients(make("vector", method, [FEDERATION], "cpu"), torch.tensor([3]), -1, scratch=1)
-        late = method.novel(state, rounds.by_size(clients, None, {})[0])
+        late = method.placed(state, rounds.by_size(clients, None, {})[0])
         moved.append(float((late - state["learned"]["embedding"].mean(0)).norm()))
     assert min(moved) > 0.5
 

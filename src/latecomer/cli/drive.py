@@ -53,6 +53,24 @@ def stopping(run: Run) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def ending() -> Iterator[None]:
+    """SIGTERM, and a terminal that is closed, are as Ctrl-C: whoever has begun other processes sees to their end."""
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    heard = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores one
+    for number in heard:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def summarise(run: Run, result: Mapping[str, Any]) -> None:
     first, seeds = run.training.federations[0], result["seeds"]
     counts = {"members": first.members, "validators": first.validators, "latecomers": len(first) - first.first_late}
@@ -90,7 +108,8 @@ def summarise(run: Run, result: Mapping[str, Any]) -> None:
     for note in ("" if on_purpose else failures(result, rates), skipped(result, settings.min_replies)):
         if note:
             screen.err(f"Note: {note}")
-    print(run.folder.path)  # alone on the last line, for scripts
+    print(run.folder.path, flush=True)  # alone on the last line, for scripts; what is for a person goes elsewhere
+    screen.err(f"See it beside others: latecomer report {shlex.quote(str(run.folder.path))} -o report.html")
 
 
 def spent(told: Mapping[str, Any]) -> str:

@@ -50,6 +50,12 @@ def subject(words: Sequence[str], usage: str) -> tuple[str, list[str]]:
     return words[0], list(words[1:])
 
 
+def subjects(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before the first flag, and the others."""
+    count = next((k for k, word in enumerate(words) if word.startswith("-")), len(words))
+    return list(words[:count]), list(words[count:])
+
+
 def long(words: Sequence[str]) -> list[str]:
     """-o is short for --output."""
     return ["--output" if word == "-o" else word for word in words]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ..errors import SettingError
+from ..runs.files import check_name
 from ..settings import settings_of
 from . import flags, screen
 from .drive import scores
@@ -33,9 +33,9 @@ def main(words: list[str]) -> int:
         split = {name: value for name, value in given.items() if name not in settings_of(Meeting)}
         trained = load(run)
         whom = Path(asked.data or trained.experiment.settings.data).stem
+        if asked.name:
+            check_name(asked.name)
         name = asked.name or f"{trained.path.name}-meets-{whom}-{time.strftime('%Y%m%d-%H%M%S')}"
-        if Path(name).name != name:
-            raise SettingError(f"--name must be a plain name, without slashes; got {name!r}.")
         met = meet(trained, asked, **split)
         typed = {key: getattr(parse(Split, split), key) for key in split}
         place = met.save(Path(asked.out) / name, settings_text(trained, asked, typed), another=not asked.name)

@@ -7,23 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingError
-from ..runs.settings import Place
+from ..runs.settings import Place, Tracking
 from ..settings import parse, settings_of
 from . import flags, screen
 from .drive import drive
 
-USAGE = """Usage: latecomer resume FOLDER [--workers N] [--ray-address HOST:PORT]
+USAGE = """Usage: latecomer resume FOLDER [--workers N] [--ray-address HOST:PORT] [--track TRACKER]
 
 Goes on where the last checkpoint of a stopped run is, with the settings of that run; the result is the same as if it
-had never stopped. A run by --engine ray may go on with other workers, and on another cluster.
+had never stopped. A run by --engine ray may go on with other workers, and on another cluster, and any with another
+tracker (none, tensorboard, mlflow).
 """
 
 
 def main(words: list[str]) -> int:
     place: dict[str, Any] = {}
-    for name in settings_of(Place):
-        value, words = flags.pull(words, name)
-        place |= {name: getattr(parse(Place, {name: value}), name)} if value else {}
+    for kind in (Place, Tracking):
+        for name in settings_of(kind):
+            value, words = flags.pull(words, name)
+            place |= {name: getattr(parse(kind, {name: value}), name)} if value else {}
     folders = [word for word in words if not word.startswith("-")]
     if len(folders) < len(words):
         raise SettingError(

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from .streams import plain
+
 if TYPE_CHECKING:
     from ..train import Training
 
@@ -21,11 +23,17 @@ Watch = Callable[["Training", dict[str, Any] | None], None]
 
 
 def out(*parts: Any) -> None:
-    Console(markup=False, emoji=False, highlight=False).print(*parts)
+    told = (plain(part) if isinstance(part, str) else part for part in parts)
+    Console(markup=False, emoji=False, highlight=False, width=width()).print(*told)
 
 
 def err(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(plain(text), file=sys.stderr, flush=True)
+
+
+def width() -> int:
+    """How many characters fit beside each other; where nobody looks at a terminal, as many as a page has."""
+    return shutil.get_terminal_size((120, 24)).columns
 
 
 def section(heading: str, lines: Sequence[Sequence[str]]) -> None:

@@ -7,7 +7,15 @@ import io
 import os
 import sys
 
-PLAIN = {"±": "+-", "…": "..."}
+PLAIN = {"±": "+-", "…": "...", "\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "\N{MULTIPLICATION SIGN}": "x"}
+
+CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "?")
+"""Characters by which a name in somebody's folder could colour a terminal, or call it something else."""
+
+
+def plain(text: str) -> str:
+    """A text without characters that do something to a terminal; ends of lines and tabs stay."""
+    return text.translate(CONTROLS)
 
 
 def prepare() -> None:

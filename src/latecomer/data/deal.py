@@ -1,4 +1,4 @@
-"""From a source to a federation: deal the examples, set latecomers apart, hide labels, turn images."""
+"""From a source to a federation: deal the examples, set latecomers apart, hide or permute labels, turn images."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..errors import SettingError, UnknownName
 from ..settings import parse, settings_of
 from .federation import SPLITS, Federation, places
 from .partitions import FLOWDUP, NOBODY, PARTITIONS, TEST, TRAIN, VAL, Dealt
+from .permute import Permutations
 from .sources import Data, Source, load
 from .split import Split
 
@@ -36,7 +38,6 @@ def federate(data: Data, split: Split | None = None, /, *, seed: int = 0, **sett
         dealt.split[dealt.owner >= members + judges] = TEST
         capped = (TRAIN, TEST)
     rows = _rows(_capped(dealt, request.examples, capped, _random(seed, "examples")))
-    angles = _angles(request)
     federation = Federation.from_arrays(
         source.x,
         source.y,
@@ -45,13 +46,19 @@ def federate(data: Data, split: Split | None = None, /, *, seed: int = 0, **sett
         validators=judges,
         untested=own,
         classes=source.classes,
-        rotation=_random(seed, "rotations").choice(angles, dealt.clients) if angles else None,
+        rotation=_rotation(request, dealt.clients, late, seed),
         mean=source.mean,
         std=source.std,
         seed=seed,
         notes=dealt.notes,
         names=dealt.names,
+        permutations=_permutations(source, request, dealt.clients, seed),
     )
+    if federation.permutations is not None and federation.examples.text:
+        raise SettingError(
+            f"permutations gives classes other numbers, but the classes of {source.name!r} are characters, which stand "
+            "in the examples, too; it is for classes of other examples."
+        )
     left = {
         "latecomers": (late, len(federation) - federation.first_late),
         "validators": (judges, federation.validators),
@@ -64,6 +71,23 @@ def federate(data: Data, split: Split | None = None, /, *, seed: int = 0, **sett
 
 def _angles(request: Split) -> tuple[int, ...]:
     return request.rotations or ((0, 90, 180, 270) if request.partition == "rotations" else ())
+
+
+def _rotation(request: Split, clients: int, late: int, seed: int) -> NDArray[Any] | None:
+    """Every client's angle; what latecomers draw among changes nothing for the others."""
+    angles, random = _angles(request), _random(seed, "rotations")
+    if not angles:
+        return None
+    drawn = random.choice(angles, clients)
+    if request.unseen_rotations:
+        drawn[clients - late :] = random.choice(request.unseen_rotations, late)
+    return drawn
+
+
+def _permutations(source: Source, request: Split, clients: int, seed: int) -> Permutations | None:
+    if request.permutations < 2:
+        return None
+    return Permutations.draw(request.permutations, source.classes, clients, _random(seed, "permutations"))
 
 
 def _capped(dealt: Dealt, most: int, parts: tuple[int, ...], random: np.random.Generator) -> Dealt:
@@ -149,6 +173,16 @@ def _check(source: Source, request: Split, seed: int) -> None:
         raise SettingError(
             f"unseen_alpha is {request.unseen_alpha}; it needs a partition that draws the class shares of every "
             "client: pachinko, or dirichlet over classes."
+        )
+    if request.unseen_rotations and not (_angles(request) and request.unseen):
+        missing = (
+            "the others turn nothing; give --rotations" if request.unseen else "there are no latecomers; unseen is 0"
+        )
+        raise SettingError(f"unseen_rotations is {request.unseen_rotations}, but {missing}.")
+    if request.unlike and (partition != "classes" or request.split == "pfedhn" or not request.stranger_count):
+        raise SettingError(
+            f"unlike is {request.unlike}; it needs the partition 'classes', another split than 'pfedhn', and so many "
+            "latecomers that one of them is unlike."
         )
     if request.split == "flowdup":
         _check_flowdup(request)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..errors import DataError, UnknownName
 from .form import Form
+from .permute import Permutations
 from .split import SIZES
 from .split import SPLITS as SPLITS
 
@@ -128,6 +129,7 @@ class Federation:
     notes: tuple[str, ...] = field(default=())  # what a user should know about the split (clients dropped, say)
     validators: int = 0  # the clients after the members: their scores select the best round; the rest are latecomers
     names: NDArray[Any] | None = None  # [clients]: what the source calls them, in numbers or text
+    permutations: Permutations | None = None  # what clients call the classes; None: all as the examples do
 
     def __post_init__(self) -> None:
         for split in SPLITS:
@@ -137,6 +139,8 @@ class Federation:
             raise DataError(f"Of {len(self)} clients {self.members} are members; at least one must be, at most all.")
         if not 0 <= self.validators <= len(self) - self.members:
             raise DataError(f"Of {len(self)} clients {self.members} train; {self.validators} cannot be validators.")
+        if self.permutations is not None:
+            self.permutations.checked(len(self), self.examples.classes)
 
     def __len__(self) -> int:
         return len(self.train)
@@ -173,6 +177,7 @@ class Federation:
             return torch.cat([ahead.to(values.dtype), values[first:]])
 
         names = None if self.names is None else np.concatenate([np.full(members, "", object), self.names[first:]])
+        own = self.permutations
         return replace(
             self,
             train=after(self.train),
@@ -184,6 +189,7 @@ class Federation:
             budget=column(self.budget),
             validators=0,
             names=names,
+            permutations=None if own is None else own.only(column(own.kind)),
         )
 
     def held_out(self, clients: int) -> bool:
@@ -201,6 +207,7 @@ class Federation:
             known.update(repr(self.validators).encode())
         columns = [self.examples.y, self.labelled, self.rotation]
         columns += [self.budget] if bool((self.budget != USUAL).any()) else []
+        columns += [] if self.permutations is None else [self.permutations.table, self.permutations.kind]
         for split in SPLITS:
             columns += [self.rows(split).start, self.rows(split).index]
         for column in columns:
@@ -212,17 +219,21 @@ class Federation:
         """Of every client a number, int64 [clients], that differs where its training examples do, wherever they lie."""
         x, y, index = (tensor.cpu().numpy() for tensor in (self.examples.x, self.examples.y, self.train.index))
         start, angles, found = self.train.start.tolist(), self.rotation.tolist(), []
-        for angle, first, end in zip(angles, start, start[1:], strict=False):
+        for client, (angle, first, end) in enumerate(zip(angles, start, start[1:], strict=False)):
             rows = index[first:end]
             content = hashlib.blake2b(repr(angle).encode(), digest_size=8)
-            for column in (x, y):
-                content.update(column[rows].tobytes())
+            content.update(x[rows].tobytes())
+            content.update(self.called(client, torch.from_numpy(y[rows])).numpy().tobytes())
             found.append(int.from_bytes(content.digest(), "little", signed=True))
         return torch.tensor(found)
 
+    def called(self, client: int, y: Tensor) -> Tensor:
+        """What a client calls these labels of examples."""
+        return y if self.permutations is None else self.permutations.of(client, y)
+
     def traits(self, client: int) -> dict[str, Any]:
         """What is written about a client beside its score."""
-        y = self.examples.y[self.train[client].long()]
+        y = self.called(client, self.examples.y[self.train[client].long()])
         counts = torch.bincount(y[y >= 0], minlength=self.examples.classes)
         return {
             "name": "" if self.names is None else str(self.names[client]),
@@ -230,6 +241,7 @@ class Federation:
             "role": "member" if client < self.members else "validator" if client < self.first_late else "latecomer",
             "labelled": bool(self.labelled[client]),
             "rotation": int(self.rotation[client]),
+            **({} if self.permutations is None else {"permutation": int(self.permutations.kind[client])}),
             "budget": SIZES[int(self.budget[client])],
             **{f"{split}_examples": int(self.rows(split).sizes[client]) for split in SPLITS},
             "classes": " ".join(f"{k}:{n}" for k, n in enumerate(counts.tolist()) if n),
@@ -251,6 +263,7 @@ class Federation:
         rotation: Any = None,
         budget: Any = None,
         names: Any = None,
+        permutations: Permutations | None = None,
         mean: tuple[float, ...] = (),
         std: tuple[float, ...] = (),
         seed: int = 0,
@@ -260,9 +273,9 @@ class Federation:
 
         The first `members` of the clients train (None: all of them), the next `validators` select the round, the rest
         are latecomers. `labelled`, `rotation`, `budget` (the size of model that it can afford: S, M or L) and `names`
-        (what it is called where results are written) have an entry for each client. A client without training
-        examples, or without test examples, is dropped, and `notes` says so; if `untested`, members and validators need
-        none to test on.
+        (what it is called where results are written) have an entry for each client, and so have `permutations`, if
+        clients call the classes by other numbers than `y` does. A client without training examples, or without test
+        examples, is dropped, and `notes` says so; if `untested`, members and validators need none to test on.
         """
         examples, count = Examples.of(x, y, classes, mean, std), len(train)
         rows: Mapping[str, Sequence[Any]] = {"train": train, "val": [[]] * count if val is None else val, "test": test}
@@ -290,6 +303,9 @@ class Federation:
             notes=notes,
             validators=sum(members <= k < late for k in kept),
             names=None if names is None else np.asarray(names)[kept],
+            permutations=None
+            if permutations is None
+            else permutations.checked(count, examples.classes).only(permutations.kind[kept]),
         )
 
 

@@ -21,6 +21,7 @@ from .split import SPLITS, Split
 
 TRAIN, VAL, TEST = range(len(SPLITS))
 NOBODY = -1
+TRIES = 1000  # to draw a block without sets of classes that others keep to themselves
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +57,7 @@ def classes(source: Source, request: Split, random: np.random.Generator) -> Deal
     notes: tuple[str, ...] = ()
     if not request.classes_per_client and source.classes not in (10, 100):  # those are as in the papers
         notes = (f"Every client has {count} of the {source.classes} classes; --classes-per-client chooses otherwise.",)
-    owned = _draw_classes(request.clients, count, source.classes, random)
+    owned = _draw_classes(request.clients, count, source.classes, random, request.stranger_count)
     if request.split == "pfedhn":
         split = _split(source, np.zeros_like(y), request.validation, random)
         shares = _uneven(owned, request.clients * count // source.classes + 1, random)
@@ -120,7 +121,8 @@ def rotations(source: Source, request: Split, random: np.random.Generator) -> De
 def natural(source: Source, request: Split, random: np.random.Generator) -> Dealt:
     """Every client is one of the writers, speakers or devices that the source names; `clients=0` takes them all.
 
-    `flowdup`: nobody holds out test examples, as latecomers are scored on all that they have and members are not.
+    `flowdup`: nobody holds out test examples, as latecomers are scored on all that they have and members are not. So
+    the same ones come late for every seed: nothing is chosen by what another seed tests on.
     """
     writer, test_is_theirs, names = _writers(source)
     y = source.y
@@ -131,13 +133,19 @@ def natural(source: Source, request: Split, random: np.random.Generator) -> Deal
     elif test_is_theirs:
         split[len(source.y_train) :] = TEST
     else:
-        _hold_out_of(split, writer, y, TEST, 0.2, random)
+        # the same ones for every seed, so that nothing is chosen by what another seed tests on
+        _hold_out_of(split, writer, y, TEST, 0.2, np.random.default_rng(0))
         notes = ("The test examples are not by the same clients: a fifth of each client's own are its test examples.",)
     _hold_out_of(split, writer, y, VAL, request.validation, random)
     candidates = np.unique(writer[(split == TRAIN) & (writer != NOBODY)])
     if request.clients > len(candidates):
         raise SettingError(f"clients is {request.clients}, but {source.name!r} has {len(candidates)} natural clients.")
-    chosen = random.permutation(candidates)[: request.clients or None]
+    count = request.clients or len(candidates)
+    late = np.zeros(0, candidates.dtype)
+    if request.split == "flowdup" and (come := request.set_apart(count)[0]):
+        order = np.random.default_rng(0).permutation(np.unique(writer[writer != NOBODY]))
+        late = order[np.isin(order, candidates)][-come:]
+    chosen = np.append(random.permutation(np.setdiff1d(candidates, late))[: count - len(late)], late)
     number = np.full(writer.max() + 2, NOBODY)  # its last place answers for NOBODY, which is -1
     number[chosen] = np.arange(len(chosen))
     return Dealt(number[writer], split, len(chosen), notes, names[chosen])
@@ -201,11 +209,34 @@ def _usual_classes(count: int) -> int:
     return min(count, max(2, round(count / 5 if count < 20 else count / 10)))
 
 
-def _draw_classes(clients: int, each: int, count: int, random: np.random.Generator) -> NDArray[Any]:
-    """Whether client i has class c, [classes, clients]; so every block of classes / each clients covers all classes."""
-    owned, used = np.zeros((count, clients), bool), np.zeros(count, np.int64)
+def _draw_classes(clients: int, each: int, count: int, random: np.random.Generator, alone: int = 0) -> NDArray[Any]:
+    """Whether client i has class c, [classes, clients]; so every block of classes / each clients covers all classes.
+
+    The last `alone` clients share the sets of one block, which is drawn first, and which no other client has.
+    """
+    used, block = np.zeros(count, np.int64), max(1, count // each)
+    kept = _draw_block(min(alone, block), each, np.zeros_like(used), random)
+    parts = []
+    for left in range(clients - alone, 0, -block):
+        for _ in range(TRIES):
+            after = used.copy()
+            part = _draw_block(min(left, block), each, after, random)
+            if not (kept[:, :, None] == part[:, None]).all(0).any():
+                break
+        else:
+            raise SettingError(
+                f"Of {count} classes, {each} a client, none can be left to the latecomers alone; leave unlike at 0."
+            )
+        parts.append(part)
+        used = after
+    return np.concatenate([*parts, kept[:, np.arange(alone) % max(1, kept.shape[1])]], 1)
+
+
+def _draw_block(clients: int, each: int, used: NDArray[Any], random: np.random.Generator) -> NDArray[Any]:
+    """The same of some clients, who take the classes that were `used` least so far; it is counted there."""
+    owned = np.zeros((len(used), clients), bool)
     for client in range(clients):
-        least = np.lexsort((random.random(count), used))[:each]
+        least = np.lexsort((random.random(len(used)), used))[:each]
         owned[least, client] = True
         used[least] += 1
     return owned

@@ -41,14 +41,32 @@ class Split:
     rotations: tuple[int, ...] = setting(
         (), "degrees; every client turns all its images by one of them, drawn at random", low=-360, high=360
     )
+    unseen_rotations: tuple[int, ...] = setting(
+        (), "degrees that latecomers draw among instead; none: as the others", low=-360, high=360
+    )
+    permutations: int = setting(
+        0,
+        "every client calls its classes by one of so many permutations, drawn at random: the same image means other "
+        "things to other clients; 0 or 1: nobody does",
+        low=0,
+        high=10_000,
+    )
     budgets: tuple[Size, ...] = setting(
-        (), "sizes of model that clients can afford; they fall at random into equal groups, one a size; none: all M"
+        (),
+        "sizes of model that clients can afford; they fall at random into equal groups, one a size; one: it is "
+        "everybody's; none: all M",
     )
     examples: int = setting(0, "at most so many training examples a client; 0: all", low=0)
     validation: float = setting(0.2, "share of the training examples held out for validation", low=0, high=0.9)
     clients: int = setting(100, "all clients, latecomers included (natural partition: 0 takes all there are)", low=0)
     unseen: float = setting(
         0.0, "share of the clients that are latecomers: they take no part in training", low=0, high=0.99
+    )
+    unlike: float = setting(
+        0.0,
+        "classes partition: share of the latecomers that have classes which no other client has together",
+        low=0,
+        high=1,
     )
     validators: float = setting(
         0.0, "share of the clients that neither train nor come late: their scores select the round", low=0, high=0.99
@@ -76,3 +94,8 @@ class Split:
     def late(self) -> int:
         """How many of the clients asked for are latecomers, who are the last ones."""
         return self.set_apart(self.clients)[0]
+
+    @property
+    def stranger_count(self) -> int:
+        """How many of the latecomers, the last ones, have classes that no other client has together."""
+        return round(self.unlike * self.late)

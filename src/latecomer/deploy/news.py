@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import sys
 from typing import Any
+
+from ..runs.files import strict
 
 MARK = "latecomer> "
 
 
 def tell(**news: Any) -> None:
     """One line; Flower carries what a ServerApp writes to the SuperLink, and from there to whoever follows."""
-    sys.stdout.write(f"{MARK}{json.dumps(_plain(news))}\n")
+    sys.stdout.write(f"{MARK}{json.dumps(strict(news))}\n")
 
 
 def heard(line: str) -> dict[str, Any]:
@@ -31,12 +32,3 @@ class Notes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         tell(note=record.getMessage())
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN."""
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -18,6 +18,7 @@ from ..errors import RunError, SettingError
 from ..handover.drafts import drafted
 from ..handover.files import read_client
 from ..runs.experiment import Experiment
+from ..runs.files import check_name
 from ..settings import check_ranges, dump, flag, setting, settings_of
 
 OF_NODES = {*settings_of(Split)} - {"clients", "validation"}
@@ -80,8 +81,7 @@ class Submission(Connection):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.name in ("", ".", "..") or not self.name.isprintable() or {*self.name} & {"/", "\\"}:
-            raise SettingError(f"--name must be a plain name, without slashes and not '.' or '..'; got {self.name!r}.")
+        check_name(self.name)
 
 
 def new(folder: Path, method: str, given: Mapping[str, Any], classes: int = 0) -> Experiment:

@@ -39,7 +39,7 @@ from .nodes import FILE, Nodes
 
 LOOK = 1.0  # seconds between two looks for nodes
 ANSWER = 120.0  # seconds that a node has to answer a hello, at least; a stock SuperNode has to start first
-OPERATORS = {"data", "start", "continue_from", "engine", "device", "threads", "name", "out"}
+OPERATORS = {"data", "start", "continue_from", "engine", "device", "threads", "track", "name", "out"}
 """Settings of a run that are about the server's machine: nodes are not told, and a run may go on with others."""
 
 

@@ -85,7 +85,8 @@ def pick_device(device: str | torch.device) -> torch.device:
 
 def at_hand(name: str) -> str:
     """The same device where this machine has it, else the one it has."""
-    return name if name in ("auto", "cpu") or torch.cuda.is_available() else "auto"
+    there = name in ("auto", "cpu") or not name.startswith("cuda") or torch.cuda.is_available()
+    return name if there else "auto"  # what is no device at all is refused where it is picked
 
 
 def computes_on(engine: Engine) -> str:
@@ -98,7 +99,8 @@ def describe(device: str) -> str:
     if pick_device(device).type == "cuda":
         return torch.cuda.get_device_name(pick_device(device))
     kind = torch.backends.cpu.get_cpu_capability().lower().replace("default", "no vectors")
-    return f"{_processor()} with {kind}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{_processor()} with {kind}, {threads} thread{'s' * (threads != 1)}"
 
 
 def _processor() -> str:

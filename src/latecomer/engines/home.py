@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.federation import SPLITS, Federation
+from ..data.permute import Permutations
 from ..data.rotate import turns
 from ..errors import DataError
 from ..ops.examples import take
@@ -26,9 +27,9 @@ from ..tree import Tree
 LEFT = "(left)"  # beside a client's memory: by step, what was not sent yet
 SMALL = 2**16  # numbers in the batches of an exchange that a CPU takes at once, and not batch by batch
 READY = 2**22  # numbers of images that a CPU keeps scaled, in every angle, and does not work out batch by batch
-SEED, CLIENT, LABELLED, ANGLE, WEIGHT, BUDGET = range(6)  # LABELLED: 1 for one's own labels, and 2 more for a validator
-START = {split: 6 + 2 * k for k, split in enumerate(SPLITS)}
-SIZE = {split: 7 + 2 * k for k, split in enumerate(SPLITS)}
+SEED, CLIENT, LABELLED, ANGLE, WEIGHT, BUDGET, NAMES = range(7)  # LABELLED: 1 for one's own, and 2 more for a validator
+START = {split: 7 + 2 * k for k, split in enumerate(SPLITS)}
+SIZE = {split: 8 + 2 * k for k, split in enumerate(SPLITS)}
 
 
 class Homes:
@@ -59,11 +60,16 @@ class Homes:
         self.turned = bool(angles.any())
         if self.turned:
             self.taps, self.shares = (t.to(device) for t in turns(self.shape, angles.tolist()))
+        self.names, self.named = None, dict.fromkeys(distinct, 0)
+        if any(f.permutations is not None for f in distinct):
+            tables = [(f.permutations or Permutations.none(len(f))).wide(examples.classes) for f in distinct]
+            self.names = torch.cat(tables).flatten().to(device)  # of every class, one permutation after the other
+            self.named = _starts(distinct, [table.numel() for table in tables])
         ready = self.images and self.channels_last and len(angles) * x.numel() <= READY
         self.ready = self._every_angle() if ready else None
 
     def client_rows(self, run: int, ids: Tensor) -> Tensor:
-        """One row of integers a client: [..., 12] for clients of any shape, on the CPU."""
+        """One row of integers a client: [..., 13] for clients of any shape, on the CPU."""
         federation = self.federations[run]
         columns = [
             torch.full_like(ids, federation.seed),
@@ -72,11 +78,18 @@ class Homes:
             torch.searchsorted(self.angles, federation.rotation[ids]),
             federation.weight[ids].long(),
             federation.budget[ids].long(),
+            self._named(federation, ids),
         ]
         for split in SPLITS:
             start = federation.rows(split).start
             columns += [start[ids] + self.base[split][federation], start[ids + 1] - start[ids]]
         return torch.stack(columns, -1)
+
+    def _named(self, federation: Federation, ids: Tensor) -> Tensor:
+        """Where among all names those begin that a client has for the classes."""
+        own = federation.permutations
+        kind = torch.zeros_like(ids) if own is None else own.kind[ids].long()
+        return self.named[federation] + kind * federation.examples.classes
 
     def room(self, client: Tensor) -> dict[str, int]:
         """For a client that is not mapped with others: of every split its own examples. Its row is on the CPU.
@@ -90,6 +103,8 @@ class Homes:
         last = max(len(self.index[split]) - 1, 0)  # where a client with nothing here would point past the end
         rows = self.index[split][(client[START[split]] + place).clamp(max=last)].long()
         y = self.y[rows]
+        if self.names is not None:
+            y = torch.where(y >= 0, self.names[client[NAMES] + y.clamp(min=0)], y)
         if split != "test":  # the experimenter's test labels score, and so do a validator's val labels
             shown = client[LABELLED] % 2 if split == "train" else client[LABELLED]
             y = torch.where(shown > 0, y, -1)
@@ -236,5 +251,9 @@ def _end_to_end(parts: list[Tensor]) -> Tensor:
 
 
 def _offsets(split: str, federations: list[Federation]) -> dict[Federation, int]:
-    ends = accumulate((len(federation.rows(split).index) for federation in federations), initial=0)
-    return dict(zip(federations, ends, strict=False))
+    return _starts(federations, [len(federation.rows(split).index) for federation in federations])
+
+
+def _starts(federations: list[Federation], sizes: list[int]) -> dict[Federation, int]:
+    """Where each one's begin, if all lie end to end."""
+    return dict(zip(federations, accumulate(sizes, initial=0), strict=False))

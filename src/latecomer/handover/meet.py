@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .. import tree
 from ..data import Federation, Source, Split, federate, load
 from ..data.arrays import hold_out
 from ..data.federation import Rows
@@ -30,7 +30,8 @@ from ..tally import Tally
 from .own import unlabelled
 from .trained import Trained
 
-OF_THE_RUN = {"unseen", "validators", "labelled", "unseen_alpha"}  # settings of a split that are about members
+OF_THE_RUN = {"unseen", "validators", "labelled", "unlike", "unseen_alpha", "unseen_rotations"}
+"""Settings of a split that are about members, or set latecomers apart from them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,8 @@ def meet(trained: Trained, meeting: Meeting | None = None, **split: Any) -> Met:
             ray_address=asked.ray_address,
         )
         tally, ids = Tally(engine, [trained.method], [federation]), torch.arange(federation.first_late, len(federation))
-        scores += evaluate([trained.method], [trained.states[number]], Lockstep(tally), [ids], 1)
+        state = tree.to(trained.states[number], engine.device)
+        scores += evaluate([trained.method], [state], Lockstep(tally), [ids], 1)
         federations.append(federation)
         tallies.append(tally)
     result = {
@@ -130,8 +132,8 @@ def _new(trained: Trained, asked: Meeting, split: Mapping[str, Any], number: int
     s, seed = trained.experiment.settings, trained.seeds[number]
     source = load(asked.data or s.data)
     _check_form(trained, source)
-    if asked.fresh and _same(asked.data or s.data, s.data):
-        source = _unused(trained, source, number)
+    if asked.fresh and (not asked.data or _same(source, trained.federations[number])):
+        source = unused(trained, source, number)
     before = {name: getattr(s, name) for name in split_settings()}
     late = s.unseen if (split.get("split") or s.split) == "flowdup" else 0.0  # which makes no other clients
     request = parse(Split, before | dict(split) | {"unseen": late})
@@ -142,7 +144,7 @@ def _new(trained: Trained, asked: Meeting, split: Mapping[str, Any], number: int
     form = trained.form
     examples = dataclasses.replace(dealt.examples, classes=form.classes, mean=form.mean, std=form.std)
     dealt = dataclasses.replace(dealt, examples=examples)
-    return _thinned(dealt.behind(trained.method.members, dealt.first_late if late else 0), asked.share)
+    return thinned(dealt.behind(trained.method.members, dealt.first_late if late else 0), asked.share)
 
 
 def _check_form(trained: Trained, source: Source) -> None:
@@ -152,28 +154,31 @@ def _check_form(trained: Trained, source: Source) -> None:
         raise DataError(f"{source.name!r} has {source.classes} classes; this run was trained on {form.classes}.")
 
 
-def _same(data: str, other: str) -> bool:
-    """Whether two names mean the same data, also where they are two ways to the same file."""
-    return data == other or len({os.path.realpath(name.removeprefix("npz:")) for name in (data, other)}) == 1
+def _same(source: Source, before: Federation) -> bool:
+    """Whether these are the very examples that the run had, by whatever name, path or copy they were found."""
+    x, y = before.examples.x.numpy(), before.examples.y.numpy()
+    return np.array_equal(source.y, y) and source.x.size == x.size and np.array_equal(source.x.reshape(x.shape), x)
 
 
-def _unused(trained: Trained, source: Source, number: int) -> Source:
-    """The source without the training examples of the run's members and validators."""
+def unused(trained: Trained, source: Source, number: int) -> Source:
+    """The source without the examples that the run's members and validators trained or selected by."""
     before = trained.federations[number]
     used: NDArray[np.bool_] = np.zeros(len(source.y), bool)
     for rows in (before.train, before.val):
         used[rows.index[: int(rows.start[before.first_late])].numpy()] = True
-    left = ~used[: len(source.y_train)]
-    if not left.any():
+    count = len(source.y_train)
+    left = {"train": ~used[:count], "test": ~used[count:]}  # some partitions deal test examples to train on, too
+    if not left["train"].any() or not (left["test"].any() or count == len(used)):
         raise SettingError(
             f"The members of the run had all training examples of {source.name!r}; give other --data, "
             "or --no-fresh to deal them once more (then scores say little about new data)."
         )
-    train = {name: getattr(source, name) for name in ("x_train", "y_train", *OPTIONAL) if name.endswith("train")}
-    return dataclasses.replace(source, **{name: part[left] for name, part in train.items() if part is not None})
+    parts = {name: getattr(source, name) for name in ("x_train", "y_train", "x_test", "y_test", *OPTIONAL)}
+    kept = {name: part[left[name.rpartition("_")[2]]] for name, part in parts.items() if part is not None}
+    return dataclasses.replace(source, **kept)
 
 
-def _thinned(federation: Federation, share: float) -> Federation:
+def thinned(federation: Federation, share: float) -> Federation:
     """Every client keeps this share of its training examples, of each class alike, and at least one."""
     if share == 1:
         return federation

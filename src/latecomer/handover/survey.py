@@ -27,14 +27,19 @@ LABELS = (10, 30, 100, 300)  # tried by validators that train alone
 
 def learn(method: Method, state: Tree, federation: Federation) -> Gate:
     """The gate of a trained server, from the federation that it was trained on, which needs validators."""
+    gate = fitted(method, state, federation)
+    labels = labels_needed(method, federation, gate.facts["usual"] - MARGIN)
+    return replace(gate, facts={**gate.facts, "labels": labels})
+
+
+def fitted(method: Method, state: Tree, federation: Federation) -> Gate:
+    """The same gate before anybody tried how many labels a stranger needs, which takes training."""
     if method.memory(torch.Generator()):
         raise DataError(f"Clients of {type(method).__name__} keep part of their models, which a gate cannot see.")
     ids = torch.arange(federation.first_late)
     signatures, described = signatures_of(method, state, federation, ids)
     accuracy = scored(method, state, federation, ids)
-    gate = Gate.fit(signatures, accuracy, federation.members, described)
-    labels = labels_needed(method, federation, gate.facts["usual"] - MARGIN)
-    return replace(gate, facts={**gate.facts, "labels": labels})
+    return Gate.fit(signatures, accuracy, federation.members, described)
 
 
 class _Listening(Loop):

@@ -91,6 +91,12 @@ class FLowDUP(InSubspace):
         """Equation 3, of a batch or of all that a client has."""
         return self.h2(psi["h2"], batch.mean(self.h1(psi["h1"], batch.x)))
 
+    @asked_in("study")
+    def represent(self, home: Home, *, psi: Tree) -> Tree:
+        """Equation 9: r(X), the mean features by which h tells clients apart."""
+        mine = home.all()
+        return {"r": mine.mean(self.h1(psi["h1"], mine.x))}
+
     def model(self, home: Home, *, psi: Tree) -> Tree:  # type: ignore[override]
         v = self.h(psi, home.all())
         return self.space.on(v.device)(v)
@@ -112,3 +118,6 @@ class FLowDUP(InSubspace):
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
         return Sending(shared={"psi": state["psi"]})
+
+    def described(self, state: Tree, clients: Clients) -> Tensor:
+        return clients.run(self.represent, shared={"psi": state["psi"]}).each["r"]

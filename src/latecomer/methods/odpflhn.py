@@ -139,8 +139,11 @@ class ODPFLHN(TrainsByPasses):
         return learned | {"encoder": encoder}, tree.scale(gradient, 1 / update.labelled)
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
-        v = clients.run(self.request, shared={"encoder": state["learned"]["encoder"]}).each["v"]
+        v = self.described(state, clients)
         return Sending(each={"params": self.hyper.generate(state["learned"]["hyper"], v)})
+
+    def described(self, state: Tree, clients: Clients) -> Tensor:
+        return clients.run(self.request, shared={"encoder": state["learned"]["encoder"]}).each["v"]
 
     def release(self, step: str) -> privacy.Release | None:
         promise = (self.epsilon, self.delta, self.epsilon_budget)

@@ -121,10 +121,11 @@ class PeFLL(Method):
         return {"learned": learned, "optimiser": optimiser, "standard": standard}
 
     def personalise(self, state: Tree, clients: Clients) -> Sending:
-        described = clients.run(self.describe_fully, shared={"embed": state["learned"]["embed"]})
-        return Sending(
-            each={"params": self.generate(state["learned"]["hyper"], described.each["v"], state["standard"])}
-        )
+        v = self.described(state, clients)
+        return Sending(each={"params": self.generate(state["learned"]["hyper"], v, state["standard"])})
+
+    def described(self, state: Tree, clients: Clients) -> Tensor:
+        return clients.run(self.describe_fully, shared={"embed": state["learned"]["embed"]}).each["v"]
 
     def generate(self, hyper: Tree, v: Tensor, standard: Tree) -> Tree:
         return self.hyper.generate(hyper, (v - standard["mean"]) / standard["std"])

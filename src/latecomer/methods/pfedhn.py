@@ -65,10 +65,9 @@ class PFedHN(TrainsBySteps):
 
     @asked_in("round", "personalise", answers="change")
     def fit(self, home: Home, *, params: Tree) -> Tree:
-        batches = home.batches(self.steps, self.batch)
+        batches, local = home.batches(self.steps, self.batch), self.local.at(home.round)
         if not self.head:
-            return self.local.at(home.round).change(self.task.loss, params, batches)
-        local = self.local.at(home.round)
+            return local.change(self.task.loss, params, batches)
         own = replace(local, clip=0.0)  # the personal layer is not clipped
         parts = [learn.Part(local, params), learn.Part(own, home.memory["head"], home.memory["velocity"])]
         body, mine = learn.jointly(lambda both, batch: self.task.loss(both[0] | both[1], batch), parts, batches)
@@ -113,21 +112,23 @@ class PFedHN(TrainsBySteps):
         return {size: self.hyper.generate(learned["hyper"], v, size) for size, v in known.items()}
 
     def personalise(self, state: Tree, clients: Clients) -> list[Sending]:
-        learned, sendings = state["learned"], []
-        for group in self.meet(clients):
-            known = self.known(learned, state["ids"], group)
-            late = ~torch.isin(group.clients.ids, state["ids"].cpu())
-            if not self.fixed and late.any():
-                novel = self.novel(state, replace(group, clients=group.clients.only(late)))
-                known = known.index_copy(0, late.nonzero()[:, 0].to(known.device), novel)
-            params = self.hyper.generate(learned["hyper"], known, group.size)
-            sendings.append(Sending(each={"params": params}, to=group.which))
-        return sendings
+        hyper, groups = state["learned"]["hyper"], self.meet(clients)
+        params = [self.hyper.generate(hyper, self.placed(state, group), group.size) for group in groups]
+        return [Sending(each={"params": each}, to=group.which) for group, each in zip(groups, params, strict=True)]
 
-    def novel(self, state: Tree, group: rounds.Group) -> Tensor:
-        """Section 5.3: new embeddings are fitted over a few exchanges, while the hypernetwork stays as it is."""
-        turns, v = group.clients.turns(self.novel_rounds), self.start(state, group.clients.index)
-        return self.fitting(state, group.size).over(turns, self.fit, v)
+    def described(self, state: Tree, clients: Clients) -> Tensor:
+        return rounds.in_order(self.meet(clients), partial(self.placed, state))
+
+    def placed(self, state: Tree, group: rounds.Group) -> Tensor:
+        """What stands for these clients. Section 5.3: latecomers' embeddings are fitted over a few exchanges."""
+        known = self.known(state["learned"], state["ids"], group)
+        late = ~torch.isin(group.clients.ids, state["ids"].cpu())
+        if self.fixed or not late.any():
+            return known
+        new = group.clients.only(late)
+        turns, start = new.turns(self.novel_rounds), self.start(state, new.index)
+        fitted = self.fitting(state, group.size).over(turns, self.fit, start)
+        return known.index_copy(0, late.nonzero()[:, 0].to(known.device), fitted)
 
     def start(self, state: Tree, ids: Tensor) -> Tensor:
         """Where the embeddings of latecomers begin."""
@@ -136,8 +137,7 @@ class PFedHN(TrainsBySteps):
         return state["learned"]["embedding"].mean(0).repeat(len(ids), 1)
 
     def fitting(self, state: Tree, size: str = "") -> rounds.Fitting:
-        generate = partial(self.hyper.generate, state["learned"]["hyper"], branch=size)
-        return rounds.Fitting(generate, self.novel_lr)
+        return rounds.Fitting(partial(self.hyper.generate, state["learned"]["hyper"], branch=size), self.novel_lr)
 
     def meet(self, clients: Clients) -> list[rounds.Group]:
         """The cohort in groups of one size, after the clients have introduced themselves where that matters."""

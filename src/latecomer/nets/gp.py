@@ -114,8 +114,8 @@ def positive(mean: Tensor, variance: Tensor, of_log: bool) -> Tensor:
     """The probability that a latent value is answered with yes: the mean of the sigmoid, or exp of its log's mean."""
     spread, total = (2 * variance).sqrt(), torch.zeros_like(mean)
     for at, share in POINTS:  # plain numbers: a tensor from the host cannot enter a CUDA graph
-        value = mean + spread * at
-        total = total + share * (logsigmoid(value) if of_log else value.sigmoid())
+        value = torch.add(mean, spread, alpha=at)
+        total = torch.add(total, logsigmoid(value) if of_log else value.sigmoid(), alpha=share)
     return total.exp() if of_log else total
 
 

@@ -59,9 +59,10 @@ class GPTree:
     def log_probability(self, fitted: Tree, new: Tensor) -> Tensor:
         """Of every class, for new embeddings: [new, classes]. A path down the tree multiplies its decisions."""
         mine, total = Labelled(**fitted["examples"]), new.new_zeros(new.shape[0], self.classes, dtype=torch.double)
-        for parts in fitted["levels"].values():
+        for number, parts in fitted["levels"].items():
             level = Level(parts["node"], parts["right"], parts["parts"])
-            left = self._left(*self._latent(Posterior(parts["factor"], parts["white"]), level, mine, new))
+            posterior = Posterior(parts["factor"], parts["white"])
+            left = self._left(*self._latent(posterior, level, int(number), mine, new))[:, level.node]
             side = torch.where(level.right, 1 - left, left).clamp(min=UNLIKELY).log()
             total = total + torch.where(level.parts, side, 0.0)
         present = (one_hot(mine.y, self.classes) * mine.known[:, None]).sum(0) > 0
@@ -70,10 +71,10 @@ class GPTree:
     def predictive_loss(self, mine: Labelled, held_out: float, draws: int, noise: Noise) -> Tensor:
         """Minus the log likelihood of held-out labels given the others: the mean at each node, summed over nodes."""
         given, new = mine.apart(held_out, self.classes)
-        own = one_hot(new.y, self.classes).double()
         total = mine.z.new_zeros((), dtype=torch.double)
-        for level, posterior in self._fitted(given, self.grow(mine), draws, noise):
-            at_own_node = [(part * own).sum(-1) for part in self._latent(posterior, level, given, new.z)]
+        for number, (level, posterior) in enumerate(self._fitted(given, self.grow(mine), draws, noise)):
+            own = one_hot(level.node[new.y], 2**number).double()
+            at_own_node = [(part * own).sum(-1) for part in self._latent(posterior, level, number, given, new.z)]
             left = self._left(at_own_node[0], at_own_node[1])
             side = torch.where(level.right[new.y], 1 - left, left).clamp(min=UNLIKELY)
             total = total - (_share_of_node(level, new) * side.log()).sum()
@@ -102,9 +103,12 @@ class GPTree:
             omega = gibbs(covariance, kappa, draws, self.steps, partial(_at, noise, number))
             yield level, Posterior.of(covariance, kappa, omega)
 
-    def _latent(self, posterior: Posterior, level: Level, mine: Labelled, new: Tensor) -> tuple[Tensor, Tensor]:
+    def _latent(
+        self, posterior: Posterior, level: Level, number: int, mine: Labelled, new: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance at every node of the level of this number: 1, 2, 4 and so on."""
         active = mine.known & level.parts[mine.y]
-        member = (level.node[mine.y][:, None] == level.node) & active[:, None]
+        member = one_hot(level.node[mine.y], 2**number) * active[:, None]
         return posterior.latent(self.kernel(new, mine.z), self.kernel.scale + self.kernel.jitter, member)
 
     def _left(self, mean: Tensor, variance: Tensor) -> Tensor:

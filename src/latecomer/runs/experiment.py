@@ -113,7 +113,7 @@ class Experiment:
     def method(self, federations: Sequence[Federation]) -> Method:
         """The method with its settings, for a model that fits the data; `training` calls it."""
         s, first, kind = self.settings, federations[0], methods.get(self.settings.method)
-        if s.budgets and not kind.serves_sizes:
+        if len(set(s.budgets)) > 1 and not kind.serves_sizes:
             raise SettingError(f"{kind.__name__} gives all clients models of one size; leave --budgets out.")
         if kind.needs_labels and not s.unseen_labelled and (s.unseen or s.validators):
             raise SettingError(f"{kind.__name__} needs a latecomer's labels; leave --unseen-labelled true.")
@@ -137,7 +137,7 @@ class Experiment:
 def make_task(federation: Federation, model: Builder, budgets: Sequence[str] = ()) -> Task:
     """The task of classifying a federation's examples with a model, which is checked against the rules for steps.
 
-    With `budgets`, sizes such as S and L, clients have the model in these sizes.
+    With `budgets`, sizes such as S and L, clients have the model in these sizes; of one alone, it is everybody's.
     """
     return task_for(federation.examples.form, model, budgets)
 
@@ -147,7 +147,7 @@ def task_for(form: Form, model: Builder, budgets: Sequence[str] = ()) -> Task:
     builders = {size: in_size(model, size) for size in budgets} or {"": model}
     nets = {size: Net(partial(build, form.shape, form.classes)) for size, build in builders.items()}
     largest = max(nets.values(), key=lambda net: net.size)
-    sizes = {size: net.shapes for size, net in nets.items() if size}
+    sizes = {size: net.shapes for size, net in nets.items()} if len(nets) > 1 else {}
     task = Task(largest, form.shape, form.classes, form.seen, sizes)
     if hasattr(task.model.skeleton, "vocabulary") and not form.text:
         raise DataError(
@@ -169,7 +169,10 @@ def surroundings(device: str) -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The commit of latecomer itself where it runs from a checkout; empty where it was installed."""
+    """The commit of latecomer itself, where it runs from a checkout or an archive of one; empty where it does not."""
+    archived = (Path(__file__).parent / "commit.txt").read_text(encoding="utf-8").strip()
+    if not archived.startswith("$"):  # `git archive` put it there
+        return archived
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty"],

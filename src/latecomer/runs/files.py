@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from safetensors import SafetensorError
 
-from ..errors import RunError
+from ..errors import RunError, SettingError
 
 fcntl: ModuleType | None
 try:
@@ -80,6 +82,25 @@ class Replacing:
             raise
 
 
+def write(path: Path, text: str) -> None:
+    """A text in a file, whole or not at all; folders are made. What keeps it from being written is one sentence.
+
+    A folder, or a file that came from somewhere, can have half a character in a name, which is written as its number.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with Replacing(path) as target:
+            target.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def check_name(name: str) -> None:
+    """A sentence where what a user calls a folder is no name alone: it could lead out of --out."""
+    if name.strip() in ("", ".", "..") or not name.isprintable() or {*name} & {"/", "\\"}:
+        raise SettingError(f"--name must be a plain name, without slashes and not '.' or '..'; got {name!r}.")
+
+
 def locked(path: Path) -> int:
     """A file, open and locked; BlockingIOError if it is locked already. Closing it, or ending, gives the lock back."""
     file = os.open(path, os.O_RDONLY)
@@ -100,3 +121,12 @@ def existing(path: str, flags: int) -> int:
 def digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def strict(value: Any) -> Any:
+    """JSON has no NaN (the validation score of a run without validation data, say); other readers would choke on it."""
+    if isinstance(value, Mapping):
+        return {key: strict(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

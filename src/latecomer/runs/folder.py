@@ -4,6 +4,7 @@ settings.toml     every setting, versions, seed, commit: enough to repeat the ru
 metrics.jsonl     one object per evaluation
 ledger.jsonl      one object per exchange
 clients.csv       final score and traits of every client
+descriptors/      what describes clients, a row each, by seed: in the selected round, and in others if asked for
 checkpoint/       latest.json names the tensors file it belongs to; both appear whole or not at all
 result.json       what the run came to
 
@@ -16,7 +17,6 @@ import csv
 import errno
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -28,13 +28,14 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from .. import tree
 from ..errors import RunError
 from ..tree import Tree
-from .files import Replacing, digest, existing, locked, reading, writing
+from .files import Replacing, digest, existing, locked, reading, strict, writing
 
 LOGS = ("metrics.jsonl", "ledger.jsonl")
 FORMAT = 2  # of the checkpoint
@@ -114,7 +115,7 @@ class Folder:
     # logs and result
 
     def append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
-        text = "".join(json.dumps(_strict(line)) + "\n" for line in lines)
+        text = "".join(json.dumps(strict(line)) + "\n" for line in lines)
         with writing(self.path), self._log(name) as file:
             file.write(text.encode())
 
@@ -129,7 +130,17 @@ class Folder:
                 writer.writeheader()
                 writer.writerows(clients)
             with Replacing(self.path / "result.json") as target:
-                target.write_text(json.dumps(_strict(result), indent=2) + "\n", encoding="utf-8")
+                target.write_text(json.dumps(strict(result), indent=2) + "\n", encoding="utf-8")
+
+    def keep(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Tensors for whoever studies the run, in a file of their own."""
+        path = self.path / f"{name}.safetensors"
+        with writing(self.path):
+            path.parent.mkdir(exist_ok=True)
+            if path.parent.is_symlink():
+                raise RunError(f"{path.parent} is not a folder of the run's own; remove it, and go on.")
+            with Replacing(path) as target:
+                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, target)
 
     # checkpoints
 
@@ -287,15 +298,6 @@ def _filled(outline: Mapping[str, Any], leaf: Callable[[str], Any], prefix: str 
         key: leaf(prefix + key) if part is None else _filled(part, leaf, f"{prefix}{key}/")
         for key, part in outline.items()
     }
-
-
-def _strict(value: Any) -> Any:
-    """JSON has no NaN (the validation score of a run without validation data, say); other readers would choke on it."""
-    if isinstance(value, Mapping):
-        return {key: _strict(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _digest(text: str) -> str:

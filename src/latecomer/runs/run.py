@@ -16,13 +16,15 @@ import torch
 from .. import tree
 from ..data import Federation
 from ..engines import at_hand, computes_on
-from ..errors import RunError, SettingError
+from ..errors import RunError
 from ..evaluate import Scores
 from ..train import Best, Training
 from .earlier import Earlier, introduction
 from .experiment import Experiment, surroundings
+from .files import check_name
 from .folder import Folder
 from .settings import Settings
+from .track import Tracked, tracked
 
 Progress = Callable[[Training, dict[str, Any] | None], None]
 """Called after every round, with the metrics where it was evaluated."""
@@ -33,8 +35,8 @@ Make = Callable[[Experiment], Training]
 class Run:
     """An experiment in its folder."""
 
-    def __init__(self, experiment: Experiment, folder: Folder, training: Training) -> None:
-        self.experiment, self.folder, self.training = experiment, folder, training
+    def __init__(self, experiment: Experiment, folder: Folder, training: Training, told: Tracked) -> None:
+        self.experiment, self.folder, self.training, self.told = experiment, folder, training, told
         self.stop = False  # set from outside (Ctrl-C): the round is finished, then a checkpoint is written
         self._saved = time.monotonic()
 
@@ -45,6 +47,7 @@ class Run:
         path = Path(s.out) / _name(s)
         if s.name and os.path.lexists(path):
             raise RunError(f"The run folder {path} exists already; choose another --name, or latecomer resume {path}.")
+        told = tracked(s)
         training = make(experiment)
         if s.start:
             start(training, Path(s.start))
@@ -58,7 +61,7 @@ class Run:
         }
         experiment = dataclasses.replace(experiment, settings=dataclasses.replace(s, **chosen))
         folder = Folder.create(path, experiment.toml(training.federations), another=not s.name, files=files)
-        return Run(experiment, folder, training)
+        return Run(experiment, folder, training, told)
 
     @staticmethod
     def resume(
@@ -71,7 +74,7 @@ class Run:
 
         `prepare` is called with the run's settings before anything is computed; `host.prepare` gives the process the
         threads that the run began with, without which its last bits may differ (and a note says so). `place` are
-        settings of a `Place` that a run by --engine ray goes on with, in the place of its own.
+        settings of a `Place` that a run by --engine ray goes on with, and of `Tracking`, in the place of its own.
         """
         folder = Folder.open(path)
         folder.hold()
@@ -90,7 +93,8 @@ class Run:
         settings, found = experiment.settings, folder.load()
         there = dataclasses.replace(settings, device=at_hand(settings.device), **place)
         here = dataclasses.replace(experiment, settings=there)
-        prepare(settings)
+        prepare(dataclasses.replace(settings, track=there.track))
+        told = tracked(there)
         training = make(here)
         if _about(folder).get("splits") != [federation.digest() for federation in training.federations]:
             raise RunError(f"The data or their split are not those that the run in {path} began with; put them back.")
@@ -107,17 +111,21 @@ class Run:
             )
         training.notes += _changes(_about(folder), surroundings(here.settings.device))
         folder.rewind()
-        return Run(experiment, folder, training)
+        return Run(experiment, folder, training, told)
 
     def go(self, progress: Progress = lambda *_: None) -> dict[str, Any] | None:
         """Train to the end and return the result; None if it was stopped (a checkpoint lies in the folder)."""
-        with self.folder.held():
+        with self.folder.held(), self.told.following(self.folder):
             return self._go(progress)
 
     def _go(self, progress: Progress) -> dict[str, Any] | None:
+        if self.experiment.settings.trace_descriptors and not self.training.round:
+            self._describe(f"round-{0:08d}", self.training.states)  # before training, to compare with
         for metrics in self.training.go():
             if metrics is not None:
                 self._log(metrics)
+                if self.experiment.settings.trace_descriptors:
+                    self._describe(f"round-{self.training.round:08d}", self.training.states)
             progress(self.training, metrics)
             if self.stop:
                 self.checkpoint()
@@ -128,16 +136,29 @@ class Run:
         result, scores = self.training.finish()
         s = self.experiment.settings
         result = {"method": s.method, "data": s.data, **result}
+        self._describe("selected")
         self.folder.write_result(result, client_table(self.training.federations, scores))
+        self.told.finished(result)
         return result
 
+    def _describe(self, name: str, states: Sequence[tree.Tree] | None = None) -> None:
+        """Keep what describes the clients, for whoever studies the run. Real clients are not asked once more."""
+        if self.experiment.settings.engine != "flower" and (found := self.training.described(states)):
+            self.folder.keep(f"descriptors/{name}", found)
+
     def _log(self, metrics: dict[str, Any]) -> None:
-        self.folder.append("ledger.jsonl", self.training.drain())
+        self._drain()
         self.folder.append("metrics.jsonl", [metrics])
+        self.told.evaluated(metrics)
+
+    def _drain(self) -> None:
+        lines = self.training.drain()
+        self.folder.append("ledger.jsonl", lines)
+        self.told.exchanged(lines)
 
     def checkpoint(self) -> None:
         """Write all that is needed to go on from here; `go` does it now and then, and at the end."""
-        self.folder.append("ledger.jsonl", self.training.drain())
+        self._drain()
         self.folder.save(*snapshot(self.training))
         self._saved = time.monotonic()
 
@@ -241,9 +262,9 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
 
 
 def _name(s: Settings) -> str:
-    """What a run folder is called: a name alone, which cannot lead out of --out."""
-    if s.name and (s.name.strip() in ("", ".", "..") or not s.name.isprintable() or {*s.name} & {"/", "\\"}):
-        raise SettingError(f"--name must be a plain name, without slashes and not '.' or '..'; got {s.name!r}.")
+    """What a run folder is called."""
+    if s.name:
+        check_name(s.name)
     data = re.sub(r"[/:\\]", "_", re.sub("^(npz|leaf|hf):", "", s.data))[-100:]
     return s.name or f"{s.method}-{data}-{time.strftime('%Y%m%d-%H%M%S')}"
 

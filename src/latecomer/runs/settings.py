@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from ..data.split import Split
 from ..errors import SettingError
 from ..plan import Course, Plan
-from ..settings import setting
+from ..settings import setting, settings_of
 
 if TYPE_CHECKING:
     from ..processors import Processors
@@ -46,7 +46,16 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Place, Plan, Split, Subject):  # bases from the right: their settings come first, in this order
+class Tracking:
+    """Who is told of a run while it is at work. No number depends on it, so a run may go on with another."""
+
+    track: Literal["none", "tensorboard", "mlflow"] = setting(
+        "none", "who is told the scores of every evaluation (docs/tracking.md; extra track)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Tracking, Place, Plan, Split, Subject):  # bases from the right: their settings come first, in this order
     """A run, less the method's own settings."""
 
     lr_schedule: Course = setting(
@@ -75,6 +84,10 @@ class Settings(Place, Plan, Split, Subject):  # bases from the right: their sett
         "and rounded to an 8-millionth of it",
         low=1e-6,
         high=1e6,
+    )
+    trace_descriptors: bool = setting(
+        False,
+        "keep what describes clients before training and at every evaluation, too, not only in the selected round",
     )
     seed: int = setting(
         0, "first seed: of the split, the initial weights, the cohorts and the batches", low=0, high=10**9
@@ -106,3 +119,11 @@ class Settings(Place, Plan, Split, Subject):  # bases from the right: their sett
         if self.privacy_budget and stack.promise is None:
             raise SettingError("--privacy-budget limits what --processors with noise= or central= give away; add one.")
         return stack
+
+
+HOST = {
+    *settings_of(Place),
+    *settings_of(Tracking),
+    *("engine", "device", "threads", "chunk", "graphs", "checkpoint_seconds", "name", "out"),
+}
+"""Settings that say where and how fast something is run; what it comes to is the same, but for rounding."""

@@ -9,7 +9,7 @@ another pack, and packs are trained one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from itertools import accumulate
@@ -34,6 +34,8 @@ Given = Sequence[Any]
 """A method, a federation or several (one a seed), and if need be what its plan has of its own."""
 Progress = Callable[[int, dict[str, Any]], None]
 """Called where a run was evaluated, with its place in the list and the metrics."""
+Stop = Callable[[Sequence[int]], Collection[int]]
+"""Called when all runs that share exchanges were evaluated, with their places; those that it returns end there."""
 
 COPIES = 4  # of what a server holds: the state, the best one, a gradient, and something to work with
 SERVER_BUDGET = 4 * 2**30  # bytes that the servers of one pack may hold on a CPU
@@ -56,12 +58,16 @@ def together(
     chunk: int = 0,
     graphs: bool = True,
     progress: Progress | None = None,
+    stop: Stop | None = None,
+    judged: bool = False,
     **plan: Any,
 ) -> list[dict[str, Any]]:
     """Train several runs and return their results, in order; each is what `train.run` gives for this run alone.
 
     A run is `(method, federation)`, or with several federations, one a seed; `(method, federation, {"rounds": 50})` has
-    settings of its own that stand before those of all. The `seconds` of a result are those of its pack.
+    settings of its own that stand before those of all. The `seconds` of a result are those of its pack. A run that
+    `stop` ends has an empty result, and the others go on as if it had never been there. If runs are `judged`, they are
+    asked for what validators say alone, where there are some, and members get no scores.
     """
     from ..engines import NAMES, pick_device
 
@@ -76,7 +82,7 @@ def together(
         most = _fitting(first, where) if name == "vector" else 1  # other engines go client by client anyway
         for begin in range(0, len(alike), most):
             pack = alike[begin : begin + most]
-            results |= _train(pack, name, where, chunk, graphs, progress)
+            results |= _train(pack, partial(_engine, name, where, chunk, graphs), progress, stop, judged)
     return [results[place] for place in range(len(wanted))]
 
 
@@ -160,29 +166,57 @@ def _bytes(run: _Run) -> int:
     return (COPIES * (state + models) + memory * clients) * len(run.federations)
 
 
-def _train(
-    pack: Sequence[_Run], name: str, device: torch.device, chunk: int, graphs: bool, progress: Progress | None
-) -> dict[int, dict[str, Any]]:
-    """The results of runs that can share every exchange, by their places."""
+def _engine(name: str, device: torch.device, chunk: int, graphs: bool, pack: Sequence[_Run]) -> Engine:
+    """What runs the steps of all clients of a pack."""
     from ..engines import make
-    from ..train import Training
     from .packed import Packed
 
     federations = [federation for run in pack for federation in run.federations]
-    methods = [run.method for run in pack for _ in run.federations]
-    engine: Engine
     if len(pack) > 1:
-        engine = Packed(methods, federations, device, chunk=chunk, graphs=graphs)
-    else:
-        engine = make(name, methods[0], federations, str(device), chunk=chunk, graphs=graphs)
+        methods = [run.method for run in pack for _ in run.federations]
+        return Packed(methods, federations, device, chunk=chunk, graphs=graphs)
+    return make(name, pack[0].method, federations, str(device), chunk=chunk, graphs=graphs)
+
+
+def _train(
+    pack: Sequence[_Run],
+    make: Callable[[Sequence[_Run]], Engine],
+    progress: Progress | None,
+    stop: Stop | None,
+    judged: bool,
+) -> dict[int, dict[str, Any]]:
+    """The results of runs that can share every exchange, by their places."""
+    from ..train import Training
+
+    methods = [run.method for run in pack for _ in run.federations]
+    federations = [federation for run in pack for federation in run.federations]
+    training = Training(methods, federations, make(pack), pack[0].plan)
+    training.judged = judged
+    results: dict[int, dict[str, Any]] = {}
+    while pack:
+        parts, ended = _parts(pack), set[int]()
+        for metrics in training.go():
+            if metrics is None:
+                continue
+            training.drain()
+            for place, part in parts.items():
+                if progress is not None:
+                    progress(place, metrics | {"runs": metrics["runs"][part]})
+            ended = set(stop(list(parts))) if stop is not None else ended
+            if ended:
+                break
+        if not ended:
+            scores = training.final()
+            return results | {place: training.result(scores, part) for place, part in parts.items()}
+        results |= {place: {} for place in ended}
+        pack = [run for run in pack if run.place not in ended]
+        if pack:
+            left = [k for run in pack for k in range(len(training.states))[parts[run.place]]]
+            training = training.part(left, make(pack))
+    return results
+
+
+def _parts(pack: Sequence[_Run]) -> dict[int, slice]:
+    """Where the seeds of every run are among those of all, by the places of the runs."""
     ends = list(accumulate(len(run.federations) for run in pack))
-    parts = {run.place: slice(end - len(run.federations), end) for run, end in zip(pack, ends, strict=True)}
-
-    def tell(metrics: dict[str, Any]) -> None:
-        for place, part in parts.items():
-            if progress is not None:
-                progress(place, metrics | {"runs": metrics["runs"][part]})
-
-    training = Training(methods, federations, engine, pack[0].plan)
-    scores = training.complete(tell)
-    return {place: training.result(scores, part) for place, part in parts.items()}
+    return {run.place: slice(end - len(run.federations), end) for run, end in zip(pack, ends, strict=True)}
