@@ -19,6 +19,7 @@ FLAGS = [
     *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # every other origin is cut off
 ]
+KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowRight": 39, "ArrowDown": 40}  # as the protocol numbers them
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the name that the standard gives to references
 
 
@@ -111,6 +112,24 @@ class Browser:
         for kind in ("dragEnter", "dragOver", "drop"):
             given = {"type": kind, **place, "data": data}
             self._ask("/goog/cdp/execute", {"cmd": "Input.dispatchDragEvent", "params": given})
+
+    def point(self, x: float, y: float) -> None:
+        """Moves the mouse over a place of the window, by a place beside it."""
+        for at in (x - 40, x):
+            given = {"type": "mouseMoved", "x": at, "y": y}
+            self._ask("/goog/cdp/execute", {"cmd": "Input.dispatchMouseEvent", "params": given})
+
+    def press(self, key: str) -> None:
+        """A key, for whatever has the focus."""
+        for kind in ("keyDown", "keyUp"):
+            text = {"text": "\r"} if key == "Enter" else {}  # else it activates nothing
+            given = {"type": kind, "key": key, "windowsVirtualKeyCode": KEYS[key], **text}
+            self._ask("/goog/cdp/execute", {"cmd": "Input.dispatchKeyEvent", "params": given})
+
+    def prefer(self, scheme: str) -> None:
+        """What a person's system says it likes: light or dark."""
+        given = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        self._ask("/goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": given})
 
     def block(self, *patterns: str) -> None:
         """From now on these addresses, and no others, cannot be reached."""

@@ -209,6 +209,7 @@ BAD_COMMANDS = {
     "run pefll --name a/b": "--name must be a plain name",
     "run pefll --name .": "--name must be a plain name",
     "run pefll --name ..": "--name must be a plain name",
+    "tune fedavg --name ..": "--name must be a plain name",
     "run pefll --rotations 0,ninety": "--rotations must be a whole number; got 'ninety'.",
     "run pefll --rotations 720": "--rotations must be at least -360 and at most 360; got 720.",
     "run pfedhn --budgets S,XL": "There is no value for --budgets 'XL'; there are: L, M, S.",
@@ -390,7 +391,8 @@ def test_a_run_from_the_first_word_to_the_result(process: Command, tmp_path: Pat
     chosen = ["--rounds=20", "--cohort", "2", "--evaluate-every", "5", "--steps", "1", "--out", "o", "--name", "x y"]
     done = process("run", "PeFLL", "--settings", settings, *chosen, "--unseen", "0.3", "--seeds=1", "--watch-unseen")
     assert done.code == 0, done.err
-    note, *progress = done.err.splitlines()
+    note, *progress, last = done.err.splitlines()
+    assert last == "See it beside others: latecomer report 'o/x y' -o report.html"
     assert note.startswith("Note: ")
     assert note.endswith("of 60 clients had no example to train or to test on and were dropped.")
     assert [line.split(",")[0] for line in progress] == ["pefll: round 0 of 20", "pefll: round 20 of 20"]
@@ -752,7 +754,7 @@ def test_completion_knows_what_the_library_knows() -> None:
     ("line", "expected"),
     [
         ("", [*VERBS, "--help", "--version"]),
-        ("re", ["resume"]),
+        ("resum", ["resume"]),
         ("run fedavg", ["fedavg", "fedavgplus"]),
         ("run pefll --server", ["--server-lr"]),
         ("run pefll --no-wat", ["--no-watch-unseen"]),
@@ -765,6 +767,9 @@ def test_completion_knows_what_the_library_knows() -> None:
         ("run --settings x.toml --ch", ["--checkpoint-seconds", "--chunk"]),
         ("list m", ["methods", "models"]),
         ("show pfedg", ["pfedgp"]),
+        ("reproduce pefll/fig", ["pefll/figure-3", "pefll/figure-4"]),
+        ("analyse m", ["map", "mix"]),
+        ("tune pfedg", ["pfedgp"]),
         ("demo --", ["--out", "--seed"]),
         ("completion ", ["bash", "fish", "zsh"]),
         ("resume ", []),

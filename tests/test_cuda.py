@@ -15,11 +15,15 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from deciders import Counts, Decays, Lists, Stops
-from latecomer import Federation, make_task, methods, tree
+from latecomer import Federation, make_task, methods, train, tree
+from latecomer.cli import main
 from latecomer.clients import Clients
+from latecomer.data.permute import Permutations
 from latecomer.engines.capture.capture import EAGER_CALLS
 from latecomer.engines.vector import Vector
 from latecomer.errors import MemoryShortage
+from latecomer.handover.meet import Meeting, meet
+from latecomer.handover.trained import Trained
 from latecomer.methods.fedavg import FedAvg
 from latecomer.nets.models import MODELS, LeNet
 from latecomer.ops import first_calls
@@ -29,6 +33,9 @@ from latecomer.ops.intercept import intercepted
 from latecomer.ops.norm import norm
 from latecomer.ops.shuffle import draw, purpose
 from latecomer.ops.sums import weighted_sum
+from latecomer.study.analyses import analyse
+from latecomer.study.certify import certify
+from latecomer.study.finished import Finished
 from latecomer.sweep.packed import Packed
 from latecomer.train import Plan, Training
 
@@ -409,3 +416,111 @@ def test_of_no_examples_none_are_taken() -> None:
     x, ones = torch.zeros(4, 3, 8, 8, dtype=torch.uint8, device=CUDA), torch.ones(3, 1, 1, device=CUDA)
     rows = torch.zeros(5, 0, dtype=torch.long, device=CUDA)
     assert vmap(lambda some: take(x, some, ones, ones))(rows).shape == (5, 0, 3, 8, 8)
+
+
+# what is done with finished runs
+
+
+def test_permuted_labels_are_those_of_the_cpu() -> None:
+    plain = images()
+    own = Permutations.draw(3, 10, 6, np.random.default_rng(0))
+    found = []
+    for federation in (plain, dataclasses.replace(plain, permutations=own)):
+        method = methods.get("fedavg")(task=make_task(federation, LeNet), clients=6, members=5, lr=0.01, batch=64)
+        here, there = (replies(Vector(method, [federation], where), method, EAGER_CALLS + 2) for where in ("cpu", CUDA))
+        for a, b in zip(here, there, strict=True):
+            for name in a:
+                torch.testing.assert_close(a[name], b[name], atol=1e-5, rtol=1e-3)
+        found.append(there[0])
+    assert any(not torch.allclose(found[0][name], found[1][name]) for name in found[0]), "other labels, other slopes"
+
+
+def test_a_run_of_a_pack_that_ends_early_leaves_the_others_alone() -> None:
+    federation = images()
+    sizes = {"task": make_task(federation, LeNet), "clients": 6, "members": 5}
+    plan = {"rounds": 6, "cohort": 3, "evaluate_every": 2}
+    runs = [(methods.get("fedavg")(**sizes, batch=8, lr=rate), federation) for rate in (0.01, 0.02, 0.003)]
+    rounds = list[int]()
+
+    def stop(places: Any) -> list[int]:
+        rounds.append(len(places))
+        return [1] if len(rounds) == 1 else []
+
+    first, second, third = train.together(runs, "vector", CUDA, stop=stop, **plan)
+    assert (second, rounds) == ({}, [3, 2, 2])
+    for result, run in zip((first, third), (runs[0], runs[2]), strict=True):
+        alone = train.run(*run, "vector", device=CUDA, **plan)
+        assert result["bytes"] == alone["bytes"]
+        assert abs(result["seen"]["accuracy"] - alone["seen"]["accuracy"]) < 15  # four test images a client
+
+
+SMALL = ["--clients", "12", "--unseen", "0.34", "--rounds", "6", "--cohort", "4", "--evaluate-every", "3"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of a few seconds on digits, whose checkpoints hold CPU tensors, as all do."""
+    out = tmp_path_factory.mktemp("runs")
+    for words in (
+        ["fedavg", "--lr", "0.1"],
+        ["pefll", "--steps", "4", "--seeds", "2", "--trace-descriptors"],
+        ["odpflhn", "--pool", "mean", "--bound", "3"],
+        ["flowdup", "--dimension", "50", "--hidden", "16", "--embedding", "16", "--batch", "8"],
+        ["knnper", "--batch", "8"],
+        ["pfedhn", "--steps", "4", "--personal-head"],
+    ):
+        name, *own = words
+        where = ["--device", str(CUDA), "--name", name, "--out", str(out)]
+        assert main(["run", name, *SMALL, "--partition", "dirichlet", "--alpha", "0.5", *own, *where]) == 0
+    return out
+
+
+def test_digests_and_descriptors_of_a_run(runs: Path) -> None:
+    told, trained = Finished.read(runs / "pefll"), Trained.load(runs / "pefll")
+    last = {one["seed"]: one["state"] for one in told.metrics[-1]["runs"]}
+    for seed, state, selected in zip(trained.seeds, trained.states, trained.rounds, strict=True):
+        if selected == told.metrics[-1]["round"]:
+            assert last[seed] == tree.digest(state), "of the same bits on the host"
+        kept = told.descriptors(seed)
+        assert kept is not None
+        assert len(kept) == 12
+    assert len({one["state"] for line in told.metrics for one in line["runs"]}) == 2 * len(told.metrics)
+    assert told.traced() == [0, 3, 6]
+    assert analyse("spearman", [runs / "pefll"]).rows
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pefll", "odpflhn", "flowdup", "knnper", "pfedhn"])
+def test_a_meeting_on_a_gpu_is_one_on_the_cpu(runs: Path, name: str) -> None:
+    trained = Trained.load(runs / name)
+    before = trained.states[0]
+    (there,), (here,) = (meet(trained, Meeting(device=where)).scores[:1] for where in (str(CUDA), "cpu"))
+    assert there.ids.tolist() == here.ids.tolist()
+    assert abs(there.summary()["accuracy"] - here.summary()["accuracy"]) < 10, "some ten test images a client"
+    assert all(leaf.device.type == "cpu" for leaf in tree.leaves(before)), "what was loaded stays where it is"
+
+
+@pytest.mark.parametrize(
+    ("analysis", "run", "settings"),
+    [
+        ("neighbours", "fedavg", {"counts": (1, 5)}),
+        ("capacity", "pefll", {"by": "data", "capacities": (0.5,)}),
+        ("prototypes", "knnper", {"prototypes": (1,), "projections": (4,)}),
+        ("alphas", "pefll", {"alphas": (0.5,), "clients": 6, "local": True}),
+        ("privacy", "odpflhn", {"epsilons": (10.0,), "shares": (1.0,)}),
+        ("shift", "knnper", {"clients": 4, "shift": 2, "steps": 4, "every": 1}),
+    ],
+)
+def test_scoring_again_on_a_gpu_is_as_on_the_cpu(runs: Path, analysis: str, run: str, settings: dict[str, Any]) -> None:
+    there, here = (analyse(analysis, [runs / run], settings | {"device": where}) for where in (str(CUDA), "cpu"))
+    for a, b in zip(there.rows, here.rows, strict=True):
+        numbers = [(x, y) for x, y in zip(a, b, strict=True) if isinstance(x, float)]
+        assert numbers
+        assert all(abs(x - y) < 10 for x, y in numbers), "an image or two of a client's ten"
+
+
+@pytest.mark.parametrize("name", ["pefll", "flowdup", "odpflhn", "knnper"])
+def test_a_certificate_of_a_gpu_is_that_of_the_cpu(runs: Path, name: str) -> None:
+    settings = {} if name == "knnper" else {"draws": 3}
+    there, here = (certify(runs / name, settings | {"device": where}) for where in (str(CUDA), "cpu"))
+    assert [term.name for term in there.terms] == [term.name for term in here.terms]
+    assert there.bound == pytest.approx(here.bound, rel=0.05)

@@ -19,7 +19,9 @@ from latecomer.handover.bundle import Bundle
 from latecomer.handover.gate import Gate, signature
 from latecomer.handover.publish import publish
 from latecomer.nets.models import MLP
+from latecomer.report.coverage import judged
 from latecomer.runs.run import Run
+from latecomer.study.finished import Finished
 
 MEMBERS, VALIDATORS = 40, 40
 
@@ -179,6 +181,9 @@ def test_a_bundle_has_its_gate_or_says_why_not(tmp_path: Path) -> None:
     bundle = Bundle.open(publish(trained, tmp_path / "bundle"))
     assert bundle.gate is not None
     assert len(bundle.gate.places) == trained.method.members
+    told, _ = survey.signatures_of(trained.method, trained.states[0], trained.federations[0], torch.arange(27, 30))
+    verdicts = {27 + k: bundle.gate.judge(row).covered for k, row in enumerate(told)}
+    assert judged(Finished.read(tmp_path / "run")) == verdicts  # what a report shows
     bare = Bundle.open(publish(trained, tmp_path / "bare", gate=False))
     assert bare.gate is None
     assert bare.facts["why"]["gate"] == "It was not asked for."

@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 # From the top of the house to the bottom. A layer may import itself and what is below it, never what is above.
 LAYERS: dict[str, tuple[str, ...]] = {
     "command line": ("cli", "__main__"),
-    "runs": ("runs", "handover", "deploy", "node", "serve", "report"),
+    "runs": ("runs", "handover", "deploy", "node", "serve", "study", "report"),
     "training": ("train", "sweep"),
     "engines": ("engines",),
     "core": (
@@ -46,6 +46,12 @@ PLACES: dict[str, str] = {
     "onnx": "handover",
     "onnxscript": "handover",
     "onnxruntime": "handover",
+    "plotly": "report",
+    "matplotlib": "study.draw",
+    "cycler": "study.draw",
+    "optuna": "study.tune",
+    "tensorboard": "runs.track",
+    "mlflow": "runs.track",
 }
 
 # What asks for a device or for a transform: tokens, so that comments and strings may speak of them.

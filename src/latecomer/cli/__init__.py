@@ -20,9 +20,15 @@ VERBS = {
     "run": "train a method and write a run folder",
     "resume": "go on where a stopped run's last checkpoint is",
     "meet": "a finished run meets clients that it has never seen",
+    "tune": "choose a method's settings by validation data, with the same budget for every method",
     "personalise": "make a newcomer's own model, from a finished run and its data",
     "predict": "what a personalised model says of new examples",
     "publish": "make a bundle of a finished run, from which newcomers get their models",
+    "reproduce": "a table or a figure of a paper, ours beside the paper's",
+    "results": "a page of all that was measured of recipes, and records of it that add up",
+    "analyse": "what finished runs show, as the papers' figures do: descriptors, distances, votes, mixed models",
+    "certify": "what a paper's theorem promises of a finished run, term by term, beside the true gap",
+    "report": "finished runs beside each other, on one page for a browser",
     "list": "the methods, data sets, partitions, models and engines there are",
     "show": "a method's settings: their meaning, their defaults and what they allow",
     "serve": "hand out models of a published bundle over HTTP",
@@ -91,7 +97,7 @@ def usage() -> str:
 def complain(sentence: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(f"latecomer: {sentence}", file=sys.stderr)
+    print(streams.plain(f"latecomer: {sentence}"), file=sys.stderr)
     return code
 
 

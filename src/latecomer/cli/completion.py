@@ -71,9 +71,22 @@ def suggestions(words: Sequence[str]) -> list[str]:
     elif before[0] == "demo":
         found = ("--seed", "--out") if now.startswith("-") else ()
     elif len(before) == 1:
-        lists = {"list": [*catalogue.KINDS], "show": [*methods.names(), "run"], "completion": [*SCRIPTS]}
-        found = lists.get(before[0], ())
+        found = _subjects(before[0])
     return sorted(word for word in found if word.startswith(now))
+
+
+def _subjects(verb: str) -> Iterable[str]:
+    """What may stand behind a verb, where that is one of ours."""
+    from ..study import analyses, recipe
+
+    return {
+        "list": catalogue.KINDS,
+        "show": [*methods.names(), "run"],
+        "completion": SCRIPTS,
+        "reproduce": recipe.names(),
+        "analyse": analyses.names(),
+        "tune": methods.names(),
+    }.get(verb, ())
 
 
 def _of_run(before: Sequence[str], now: str) -> Iterable[str]:

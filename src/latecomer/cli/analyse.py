@@ -1,0 +1,73 @@
+"""latecomer analyse: what finished runs show of what the papers' figures show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from ..errors import SettingError
+from ..settings import settings_of
+from ..study import analyses
+from . import flags, screen
+from .show import lines
+from .streams import plain
+
+USAGE = """Usage: latecomer analyse NAME RUN... [--setting value ...] [-o FOLDER]
+
+Prints a table, and writes it with its figure to FOLDER/NAME.json and FOLDER/NAME.svg, by default in the first run's own
+folder `analyses`. Nothing is trained. Without a name it lists the analyses; latecomer analyse NAME --help says what
+one can be told.
+"""
+
+
+def main(words: list[str]) -> int:
+    if not words:
+        screen.section("Analyses", list(analyses.names().items()))
+        return 0
+    name, words = flags.subject(words, "latecomer analyse NAME RUN...")
+    with screen.working("Analysing"):
+        kind = analyses.get(name).Settings
+        runs, words = flags.subjects(words)
+        given = flags.read(flags.long(words), {*settings_of(kind), "output"}, flags.switches(kind))
+        folder = given.pop("output", "")
+        if not runs:
+            raise SettingError(f"Say which runs: latecomer analyse {name} RUN...; --help says more.")
+        found = analyses.analyse(name, runs, given)
+        written, missed = found.save(Path(folder or Path(found.about["runs"][0]) / "analyses"), name)
+    screen.out(found.title)
+    screen.out(table(found))
+    for note in (*found.notes, *missed):
+        screen.err(f"Note: {note}")
+    for path in written:
+        print(path)
+    return 0
+
+
+def table(found: analyses.Analysis) -> Table:
+    """Numbers to four digits; columns of text stand left."""
+    shown = Table(box=None, pad_edge=False)
+    for place, heading in enumerate(found.columns):
+        text = any(isinstance(row[place], str) for row in found.rows if place < len(row))
+        shown.add_column(plain(heading), justify="left" if text else "right")
+    for row in found.rows:
+        shown.add_row(*(cell(value) for value in row))
+    return shown
+
+
+def cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "-" if value != value else f"{value:.4g}"
+    return plain(str(value))
+
+
+def explain(words: list[str]) -> None:
+    print(USAGE)
+    if not words:
+        screen.section("Analyses", list(analyses.names().items()))
+        return
+    kind = analyses.get(words[0])
+    print(f"{(kind.__doc__ or '').strip()}\n")
+    if known := lines(kind.Settings, {}):
+        screen.section(f"Settings of {words[0]}", known)

@@ -1,0 +1,1 @@
+"""Finished runs beside each other, on one page that needs no network: tables, curves, a map of the clients."""

@@ -1,0 +1,1 @@
+"""What finished runs show: comparisons, analyses, certificates, and the tables and figures of papers."""

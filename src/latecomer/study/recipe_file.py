@@ -1,0 +1,53 @@
+"""The TOML of a recipe, with what it takes from the one that it is like, and its numbers."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import SettingError
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingError(f"The recipe {path} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise SettingError(f"The recipe {path} is not TOML: {error}.") from error
+
+
+def whole(path: Path, behind: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """What a file says, with what it takes from the one that it is like."""
+    told = read_toml(path)
+    if "like" not in told:
+        return told
+    if (name := str(told.pop("like"))) != Path(name).name:
+        raise SettingError(f"The recipe {path} is like {name!r}; one of its own folder is called by its name alone.")
+    other = path.with_name(f"{name}.toml")
+    if other in (path, *behind):
+        raise SettingError(f"The recipe {path} is like itself.")
+    base = {key: part for key, part in whole(other, (path, *behind)).items() if key != "runs"}
+    added = {key: _added(base.get(key, {}), told[key]) for key in ("settings", "quick") if key in told}
+    both = base | told | added
+    if "tune" in both and "tune" not in told:  # of the other's searches those of rows that are here, too
+        searched = {row: some for row, some in both["tune"].get("search", {}).items() if row in both.get("rows", {})}
+        both["tune"] = both["tune"] | {"search": searched}
+    return both
+
+
+def _added(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Two tables as one: tables in them likewise, and of everything else the second's."""
+    both = {key: _added(base[key], more[key]) for key in base.keys() & more.keys() if isinstance(more[key], dict)}
+    return {**base, **more, **both}
+
+
+def number(text: Any) -> tuple[float, float]:
+    """Mean and spread of "88.9 ± 0.7", of a plain number, or of nothing."""
+    if text == "":
+        return math.nan, math.nan
+    mean, _, spread = str(text).partition("±")
+    return float(mean), float(spread) if spread else math.nan

@@ -1,0 +1,252 @@
+"""Records: all that was measured of recipes, on whatever machine and day. `results_page.py` makes a page of them.
+
+A record is a summary (`summary.py`) that several machines add to. Each cell says where, when and by which commit
+it was measured; of two measurements of a cell the later one counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunError
+from ..runs.files import write
+from .recipe import Recipe, at, folder_name, names
+from .results_checks import KEPT, check
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of one recipe."""
+
+    told: dict[str, Any]  # of KEPT, and perhaps an analysis
+    figure: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """What its file is called."""
+        return folder_name(self.told["recipe"], self.told["quick"])
+
+    @property
+    def cells(self) -> list[dict[str, Any]]:
+        return list(self.told["cells"])
+
+
+def read(path: Path) -> Record:
+    """A summary beside its runs, or a record."""
+    told = _json(path)
+    try:
+        check(told)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{path} is no summary of a recipe: {error}.") from error
+    kept = {key: told[key] for key in (*KEPT, "simple", "leaders", "analysis") if key in told}
+    beside = path.name == "summary.json"
+    figure = path.with_name("figure.svg") if beside else path.with_suffix(".svg")
+    if beside and (analysis := path.with_name("figure.json")).is_file():
+        kept["analysis"] = _table_of(_json(analysis), analysis)
+    elif kept.get("analysis") is not None:
+        kept["analysis"] = _table_of(kept["analysis"], path)
+    # A link could lead to any file of the user's, which would then stand among the records for everybody to read.
+    return Record(kept, figure if figure.is_file() and not figure.is_symlink() else None)
+
+
+def find(paths: Iterable[Path]) -> list[Path]:
+    """The files that are meant: of a folder its own summary, those of the folders in it, or else its records."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise RunError(f"There is no {path}.")
+        if not path.is_dir():
+            found.append(path)
+        elif summaries := sorted([*path.glob("summary.json"), *path.glob("*/summary.json")]):
+            found += summaries
+        else:
+            found += sorted(path.glob("*.json"))
+    return list(dict.fromkeys(found))
+
+
+def read_all(paths: Sequence[Path]) -> tuple[list[Record], list[str]]:
+    """One record a recipe, and a sentence for every file that cannot be read."""
+    found, notes = dict[str, Record](), []
+    for path in paths:
+        try:
+            record = read(path)
+        except RunError as error:
+            notes.append(str(error))
+            continue
+        found[record.name] = merged(found[record.name], record) if record.name in found else record
+    return [found[name] for name in sorted(found)], notes
+
+
+def merged(one: Record, other: Record) -> Record:
+    """Both, in either order the same: of a cell the later measurement, and claims whose two cells are still there.
+
+    A claim is about two runs, as is a gain over the best simple row, and a figure is about all. Where one of them was
+    measured again without the others, nobody has compared them.
+    """
+    early, late = sorted((one, other), key=_age)
+    cells = {_key(cell): cell for cell in sorted((*early.cells, *late.cells), key=_moment)}
+    order = dict.fromkeys(_key(cell) for cell in (*late.cells, *early.cells))
+    claims = {
+        claim["claim"]: claim
+        for record in (early, late)
+        for claim in record.told["claims"]
+        if _stands(claim, record, cells)
+    }
+    told = early.told | late.told
+    if any(cells[_key(cell)] not in late.cells for cell in early.cells):
+        told["leaders"] = []  # nobody compared the rows of the one with those of the other
+    again = any(cells[_key(cell)] != cell for cell in early.cells)
+    if again and "analysis" not in late.told:
+        told.pop("analysis", None)
+    told["claims"] = [claims[text] for text in sorted(claims)]
+    columns = early.told.get("simple", {}) | late.told.get("simple", {})
+    simple = {column: row for column in columns if (row := _simplest(column, (late, early), cells)) is not None}
+    told.pop("simple", None)
+    if simple:
+        told["simple"] = simple
+    told["cells"] = [_compared(cells[key], (early, late), simple, cells) for key in order]
+    return Record(told, late.figure or (None if again else early.figure))
+
+
+def keep(records: Sequence[Record], folder: Path) -> tuple[list[Record], list[str]]:
+    """Add to the records of a folder; the records as they are now, and a sentence for each that is left alone."""
+    kept, notes = list[Record](), list[str]()
+    for record in records:
+        path = folder / f"{record.name}.json"
+        try:
+            record, gone = _as_now(record)
+            if path.exists():
+                before, more = _as_now(read(path))
+                record, gone = merged(before, record), [*more, *gone]
+            notes += dict.fromkeys(gone)
+            write(path, laid_out(record.told))
+            target = path.with_suffix(".svg")
+            if record.figure is None:
+                target.unlink(missing_ok=True)  # it was of earlier runs
+            elif not record.told["quick"] and record.figure.resolve() != target.resolve():
+                write(target, record.figure.read_text(encoding="utf-8", errors="replace"))
+            kept.append(Record(record.told, target if target.is_file() else None))
+        except RunError as error:
+            notes.append(str(error))
+            kept.append(record)
+        except OSError as error:
+            raise RunError(f"{path} cannot be written: {error.strerror}.") from error
+    return kept, notes
+
+
+def _as_now(record: Record) -> tuple[Record, list[str]]:
+    """In the words of its recipe as that is now, without cells and claims that it has no more; another's as it is.
+
+    Left out, with a sentence, are cells that were measured with other settings than the recipe has now: what stands in
+    one table was asked for by one recipe. Cells of before there were fingerprints stay.
+    """
+    told, quick = dict(record.told), record.told["quick"]
+    if told["recipe"] not in names():
+        return record, []
+    recipe = Recipe.find(told["recipe"])
+    there = {cell.key: cell.fingerprint for cell in recipe.cells(quick)}
+    claimed = {*map(str, recipe.claims(quick))}
+    known = [cell for cell in record.cells if _key(cell) in there]
+    told["cells"] = [cell for cell in known if cell.get("settings") in (None, there[_key(cell)])]
+    told |= {"title": recipe.title, "paper": recipe.paper, "about": recipe.about, "metrics": [*recipe.metrics]}
+    now, cells = replace(record, told=told), {_key(cell): cell for cell in told["cells"]}
+    told["claims"] = [claim for claim in told["claims"] if claim["claim"] in claimed and _stands(claim, now, cells)]
+    if simple := {column: row for column, row in told.pop("simple", {}).items() if (row, column) in cells}:
+        told["simple"] = simple
+    if len(cells) < len(record.cells):  # what was said of all of them is said of others
+        told |= {"leaders": []} if "leaders" in told else {}
+        told.pop("analysis", None)
+        now = replace(now, figure=None)
+    told["cells"] = [_compared(cell, (now,), simple, cells) for cell in told["cells"]]
+    gone = [label(cell) for cell in known if _key(cell) not in cells]
+    said = f"{record.name}: left out, as measured with other settings than the recipe has now: {', '.join(gone)}."
+    return now, [said] * bool(gone)
+
+
+def laid_out(told: Mapping[str, Any]) -> str:
+    """As JSON with a line a cell and a claim, so that a diff shows what was measured again."""
+
+    def words(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+    def part(value: Any) -> str:
+        lines = isinstance(value, list) and any(isinstance(one, dict) for one in value)
+        return "[\n  " + ",\n  ".join(map(words, value)) + "\n ]" if lines else words(value)
+
+    return "{\n " + ",\n ".join(f"{words(key)}: {part(value)}" for key, value in told.items()) + "\n}\n"
+
+
+def _json(path: Path) -> Any:
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no JSON")
+
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is not JSON: {error}.") from error
+
+
+def _table_of(told: Any, path: Path) -> dict[str, Any]:
+    """The table of an analysis, without the points of its figure."""
+    try:
+        found = {"title": str(told["title"]), "columns": [str(name) for name in told["columns"]]}
+        return found | {"rows": [list(row) for row in told["rows"]], "notes": [str(note) for note in told["notes"]]}
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{path} is no analysis: {error!r}.") from error
+
+
+def _key(cell: Mapping[str, Any]) -> tuple[str, str]:
+    return cell["row"], cell["column"]
+
+
+def label(cell: Mapping[str, Any]) -> str:
+    """A cell as claims and --only name it."""
+    return at(cell["row"], cell["column"])
+
+
+def _moment(cell: Mapping[str, Any]) -> tuple[str, str]:
+    """When a cell was measured; of two at the same second, one or the other, but always the same."""
+    return cell.get("started") or "", json.dumps(cell, sort_keys=True)
+
+
+def _age(record: Record) -> tuple[str, str]:
+    return max((cell.get("started") or "" for cell in record.cells), default=""), json.dumps(
+        record.told, sort_keys=True
+    )
+
+
+def _simplest(column: str, records: Sequence[Record], cells: Mapping[tuple[str, str], Any]) -> str | None:
+    """The simple row that others are compared with, of a record that has seen what the others chose, as it is now.
+
+    None: of two simple rows that were measured apart nobody knows which validation data like better.
+    """
+    chosen = [record.told.get("simple", {}).get(column) for record in records]
+    for record, row in zip(records, chosen, strict=True):
+        if row is not None and all(cells.get((other, column)) in record.cells for other in chosen if other is not None):
+            return str(row)
+    return None
+
+
+def _compared(
+    cell: dict[str, Any], records: Sequence[Record], simple: Mapping[str, str], cells: Mapping[tuple[str, str], Any]
+) -> dict[str, Any]:
+    """A cell, with its gains if they are over the simple row as it is now."""
+    column = cell["column"]
+    row = simple.get(column)
+    for record in records:
+        same = record.told.get("simple", {}).get(column) == row and cells.get((str(row), column)) in record.cells
+        if same and cell in record.cells:
+            return cell
+    return cell | {"gain": dict.fromkeys(cell["gain"])}
+
+
+def _stands(claim: Mapping[str, Any], record: Record, cells: Mapping[tuple[str, str], Any]) -> bool:
+    about = {*claim["claim"].partition(": ")[2].split(" > ")}
+    mine = [cell for cell in record.cells if label(cell) in about]
+    return len(mine) == len(about) and all(cells[_key(cell)] == cell for cell in mine)
