@@ -34,6 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NAMES = [f"node{k}" for k in range(4)]
 SMALL: dict[str, Any] = {"clients": 4, "cohort": 4, "rounds": 3, "evaluate_every": 3, "threads": 1, "model": "mlp"}
+SMALL |= {"timeout": 120.0}  # a message that a killed node has lost is sent once more after half of it
 OWN: dict[str, dict[str, Any]] = {"pefll": {"steps": 5}, "flowdup": {"dimension": 100}}
 
 

@@ -253,6 +253,34 @@ def test_replies_that_go_astray(missing: str) -> None:
     assert len(found) == (missing == "twice")
 
 
+@pytest.mark.parametrize("answered", ["the copy", "both"])
+def test_a_message_that_a_killed_node_has_lost_is_sent_once_more(answered: str) -> None:
+    LocalGrid(SimpleNamespace())
+    asked = [Message(RecordDict({"body": pack({})}), dst_node_id=node, message_type="query.fit") for node in (7, 8, 9)]
+
+    class Grid:
+        """Node 7 loses its message and is there again, 8 answers at once, and 9 never."""
+
+        def __init__(self) -> None:
+            self.sent: list[Message] = []
+
+        def push_messages(self, messages: list[Message]) -> list[str]:
+            for message in messages:
+                message.metadata.__dict__["_message_id"] = f"{len(self.sent)}"
+                self.sent.append(message)
+            return [message.metadata.message_id for message in messages]
+
+        def pull_messages(self, numbers: Iterable[str]) -> list[Message]:
+            there = [1] if len(self.sent) == 3 else [0, 3] if answered == "both" else [3]
+            return [Message(RecordDict(), reply_to=self.sent[k]) for k in there if f"{k}" in numbers]
+
+    grid = Grid()
+    found = list(Link(grid).send_and_receive(asked, timeout=0.2))
+    assert [reply.metadata.reply_to_message_id for reply in found] == ["1", "0"], "each once, to what was asked"
+    assert [message.metadata.dst_node_id for message in grid.sent] == [7, 8, 9, 7, 9]
+    assert grid.sent[3].content == asked[0].content
+
+
 class Records(HttpGrid):
     """Flower's grid over HTTP, without the network: replies as nodes uploaded them, part by part."""
 

@@ -387,6 +387,7 @@ def test_killed_between_any_two_writes_it_comes_back_right(
     """Snapshots of the desk, and of what the SuperLink knows, before and after each write; each one goes on.
 
     But for one instant: a message that the SuperLink takes for delivered, and of which nothing is on the desk yet.
+    The server sends that one once more.
     """
     settings, snapshots = stay(tmp_path / "whole", name), []
     whole = SuperLink(occasions(name))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from flwr.app import Context, Message
@@ -25,6 +26,7 @@ from .hello import HELLO, Hello, Welcome
 from .wire import MOST
 
 LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 SHORTEST, LONGEST, SLOWER = 0.1, 1.0, 1.3  # seconds between two looks for replies, and how the pause grows
 PARTS = 1000  # of a reply: Flower cuts 4 GB into some eight hundred, and each takes a request
 REASON = 500  # letters that are read of a node's own words
@@ -48,19 +50,30 @@ class Link:
         """Nothing: clients do."""
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Replies as they come. What comes twice, too late or unasked for is not among them."""
-        end = None if timeout is None else time.monotonic() + timeout
-        waiting = {number for number in self.grid.push_messages(list(messages)) if number}
+        """Replies as they come. What comes twice, too late or unasked for is not among them.
+
+        Who has not answered when half of the time is over is asked once more: a SuperLink hands a message out once, and
+        a node that is killed between taking it and writing it down does not know of it. To the very same message a
+        client has the same reply.
+        """
+        began, sent = time.monotonic(), list(messages)
+        end, again = (began + (math.inf if timeout is None else share * timeout) for share in (1, 0.5))
+        waiting = _numbered(self.grid.push_messages(sent), sent)
+        asked = {number: number for number in waiting}  # and by its own number, of which message one is a copy
         coming: dict[str, Coming] = {}
         pause = SHORTEST
-        while waiting and (end is None or time.monotonic() < end):
+        while waiting and time.monotonic() < end:
             time.sleep(pause)
             pause = min(pause * SLOWER, LONGEST)
-            for asked, reply in self._arrived(waiting, coming):
-                if asked in waiting:
-                    waiting.remove(asked)
+            if time.monotonic() > again:
+                again = math.inf
+                asked |= _numbered(self.grid.push_messages([_copy(message) for message in waiting.values()]), waiting)
+            for number, reply in self._arrived({copy for copy, whose in asked.items() if whose in waiting}, coming):
+                whose = asked.get(number, "")
+                if waiting.pop(whose, None) is not None:
                     pause = SHORTEST
                     if reply is not None:
+                        vars(reply.metadata)["_reply_to_message_id"] = whose
                         yield reply
 
     def _arrived(self, waiting: set[str], coming: dict[str, Coming]) -> Iterator[tuple[str, Message | None]]:
@@ -138,6 +151,16 @@ class Coming:
         names = ("message_id", "reply_to_message_id", "src_node_id")
         vars(reply.metadata).update({f"_{name}": getattr(self.told, name) for name in names})
         return reply
+
+
+def _numbered(numbers: Iterable[str], some: Iterable[T]) -> dict[str, T]:
+    """By the numbers that messages got. What Flower does not take has none; where all are too much for it, none has."""
+    return {number: one for number, one in zip(numbers, some, strict=False) if number}
+
+
+def _copy(message: Message) -> Message:
+    told = message.metadata
+    return Message(message.content, dst_node_id=told.dst_node_id, message_type=told.message_type)
 
 
 def _welcome(reply: Message) -> Welcome | str:
