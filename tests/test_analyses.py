@@ -53,7 +53,9 @@ def fabricate(
     text = [f"[{part}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in keys.items()) for part, keys in told.items()]
     (path / "settings.toml").write_text("\n".join(text))
     data = (run or {}).get("data", "digits")
-    (path / "result.json").write_text(json.dumps({"method": method, "data": data, "seeds": [*seeds], "seconds": 1.0}))
+    (path / "result.json").write_text(
+        json.dumps({"method": method, "data": data, "rounds": 1, "seeds": [*seeds], "seconds": 1.0})
+    )
     each = [
         {"round": at, "runs": [{"seed": seed, "state": state} for seed in seeds]}
         for at, state in (states or {}).items()

@@ -268,9 +268,10 @@ def test_own_layers_score_what_the_run_scored(runs: Path) -> None:
 
 
 def test_a_fifo_datastore_under_a_shift_by_hand(runs: Path) -> None:
-    trained, asked = Trained.load(runs / "knnper"), shift.Settings(clients=4, shift=4, steps=8, device="cpu")
+    trained = Trained.load(runs / "knnper")
+    asked = shift.Settings(clients=4, alpha=1.0, shift=4, steps=8, device="cpu")
     voting = Voting.of(trained, Scoring(device="cpu"))
-    world = shift.World(unused(trained, load("digits"), 0), 4, 1.0, 0)
+    world = shift.World(unused(trained, load("digits"), 0), asked, 0)
     play = shift.Play(world, voting.method, voting.states[0]["params"], asked)
     times = [0, 3, 4, 7]
     course = play.course(1.0, times)
@@ -295,9 +296,10 @@ def test_a_fifo_datastore_under_a_shift_by_hand(runs: Path) -> None:
 
 def test_the_lambda_of_a_shift_by_hand(runs: Path) -> None:
     """What is held out of S chooses it, on what is there before anything arrives; and S is never the larger one."""
-    trained, asked = Trained.load(runs / "fedavg"), shift.Settings(clients=4, shift=4, steps=8, device="cpu")
+    trained = Trained.load(runs / "fedavg")
+    asked = shift.Settings(clients=4, alpha=0.5, shift=4, steps=8, device="cpu")
     voting = Voting.of(trained, Scoring(device="cpu"))
-    world = shift.World(unused(trained, load("digits"), 0), 4, 0.5, 0)
+    world = shift.World(unused(trained, load("digits"), 0), asked, 0)
     assert all(len(a) + len(b) <= len(c) for a, b, c in zip(world.old, world.val, world.new, strict=True))
     play = shift.Play(world, voting.method, voting.states[0]["params"], asked)
     hand, blends, right = ByHand(runs / "fedavg", play.federations[0]), (0.0, 0.3, 1.0), dict[float, float]()
@@ -321,6 +323,8 @@ def test_a_world_deals_shares(runs: Path) -> None:
     assert np.bincount(y[first]).tolist() == [3, 10]
     assert np.bincount(y[second]).tolist() == [7, 10]
     assert sorted([*first, *second]) == list(range(30))
+    halves = shift.deal(y, np.array([[0.1, 0.4], [0.25, 0.25]]), random)
+    assert [np.bincount(y[rows]).tolist() for rows in halves] == [[1, 5], [4, 5]], "nobody has the other half"
 
 
 def test_shift_as_a_whole(runs: Path) -> None:

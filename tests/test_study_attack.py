@@ -105,6 +105,7 @@ DAMAGED = {
     "seeds of text": (replaced("result.json", '"seeds": [0]', '"seeds": ["0"]'), "does not name its seeds"),
     "no seconds": (replaced("result.json", "2.5", '"long"'), "how long it trained"),
     "endless seconds": (replaced("result.json", "2.5", "1e999"), "how long it trained"),
+    "no rounds": (replaced("result.json", '"rounds"', '"grounds"'), "how long it trained"),
     "no evaluation": (replaced("metrics.jsonl", '"runs"', '"rums"'), "line 1 of metrics.jsonl is no evaluation"),
     "a line cut short": (replaced("metrics.jsonl", "}]}\n", ""), "metrics.jsonl cannot be read"),
     "a validation of text": (replaced("metrics.jsonl", '"seed": 0', '"validation": "x"'), "that is no number"),

@@ -79,8 +79,6 @@ def check(run: Finished) -> None:
     sent = result.get("bytes")
     if not isinstance(sent, dict) or not all(is_number(sent.get(way)) for way in ("down", "up")):
         raise RunError(f"The run in {run.path} is damaged: result.json does not say what was sent.")
-    if not is_number(result.get("rounds")):
-        raise RunError(f"The run in {run.path} is damaged: result.json does not say how long it trained.")
     each, selected = result.get("bytes_per_client_round") or {}, result.get("selected_rounds") or []
     if not isinstance(each, dict) or not all(is_number(each.get(way, 0)) for way in ("down", "up")):
         raise RunError(f"The run in {run.path} is damaged: result.json does not say what a client was sent.")

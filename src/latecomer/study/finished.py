@@ -234,7 +234,7 @@ def _wrong(about: dict[str, Any], result: dict[str, Any], rows: Sequence[dict[st
         return f"clients.csv has no client of seed {min(silent)}"
     if not isinstance(splits, list) or not all(isinstance(split, str) for split in splits):
         return "settings.toml does not name its splits"
-    if not is_number(result.get("seconds")):
+    if not (is_number(result.get("rounds")) and is_number(result.get("seconds"))):
         return "result.json does not say how long it trained"
     if apart := _apart(result, rows):
         return apart

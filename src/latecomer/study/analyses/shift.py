@@ -45,6 +45,7 @@ FEWEST = 10  # examples in S, with which a client can take part
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     clients: int = setting(20, "clients that the data are dealt to", low=1)
+    dealt: float = setting(1.0, "share of each class's examples that is dealt to them", above=0, high=1)
     alpha: float = setting(0.3, "of the Dirichlet distributions that S and S' are drawn from", above=0)
     shift: int = setting(50, "the time step of the shift (t0)", low=1)
     steps: int = setting(100, "time steps in all (T)", low=2)
@@ -66,7 +67,7 @@ def analyse(runs: Sequence[Trained], asked: Settings) -> Analysis:
         courses = []
         for number, seed in enumerate(run.seeds):
             mine = unused(run, source, number) if asked.fresh else source
-            world = World(mine, asked.clients, asked.alpha, seed)
+            world = World(mine, asked, seed)
             play = Play(world, voting.method, voting.states[number]["params"], asked)
             blend, right = play.best((0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0) if asked.blend is None else (asked.blend,))
             notes.append(
@@ -85,10 +86,10 @@ def analyse(runs: Sequence[Trained], asked: Settings) -> Analysis:
 class World:
     """All clients' streams: S, of which a part is held out for validation, then S'."""
 
-    def __init__(self, source: Source, clients: int, alpha: float, seed: int) -> None:
-        random = np.random.default_rng(seed)
+    def __init__(self, source: Source, asked: Settings, seed: int) -> None:
+        random, clients = np.random.default_rng(seed), asked.clients
         y_train, y_test = np.asarray(source.y_train), np.asarray(source.y_test)
-        old, new = random.dirichlet([alpha] * clients, (2, source.classes))  # [classes, clients]
+        old, new = asked.dealt * random.dirichlet([asked.alpha] * clients, (2, source.classes))  # [classes, clients]
         train = [deal(y_train, shares, random) for shares in (old, new)]
         test = [[row + len(y_train) for row in deal(y_test, shares, random)] for shares in (old, new)]
         for client in range(clients):
@@ -99,7 +100,7 @@ class World:
         if not whole:
             raise SettingError(
                 f"None of {clients} clients has {FEWEST} examples before the shift and some to test on; "
-                "take fewer --clients, or --no-fresh to deal members' examples once more."
+                "take fewer --clients, more --dealt, or --no-fresh to deal members' examples once more."
             )
         self.dropped = clients - len(whole)
         held = [len(train[0][k]) // 5 for k in whole]
@@ -125,11 +126,14 @@ class World:
 
 
 def deal(y: NDArray[Any], shares: NDArray[Any], random: np.random.Generator) -> list[NDArray[Any]]:
-    """For every client the places of its examples: of each class its share, rounded, in random order."""
+    """For every client the places of its examples: of each class its share, rounded, in random order.
+
+    Where shares come to less than one, the others are nobody's.
+    """
     rows: list[list[int]] = [[] for _ in range(shares.shape[1])]
     for label, share in enumerate(shares):
         mine = random.permutation(np.flatnonzero(y == label))
-        for client, part in enumerate(np.split(mine, np.rint(share.cumsum()[:-1] * len(mine)).astype(int))):
+        for client, part in enumerate(np.split(mine, np.rint(share.cumsum() * len(mine)).astype(int))[: len(share)]):
             rows[client] += part.tolist()
     return [random.permutation(row).astype(int) for row in rows]
 
