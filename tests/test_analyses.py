@@ -106,6 +106,24 @@ def test_spearman_says_what_it_needs(tmp_path: Path) -> None:
             analyse("spearman", [run])
 
 
+def test_curves_by_hand(tmp_path: Path) -> None:
+    # Means of the seeds 40 and 60, then 50 and 80, with deviations of 10 * sqrt(2) and 15 * sqrt(2).
+    run = fabricate(tmp_path / "one", FOUR, seeds=(0, 1))
+    lines: list[Row] = [
+        {"round": 3, "runs": [{"seen": {"accuracy": 40.0}}, {"seen": {"accuracy": 60.0}}]},
+        {"round": 6, "runs": [{"seen": {"accuracy": 50.0}}, {"seen": {"accuracy": 80.0}}]},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = analyse("curves", [run])
+    ten, fifteen = 10 * 2**0.5, 15 * 2**0.5
+    assert found.rows == [["one", 3, 50.0, pytest.approx(ten)], ["one", 6, 65.0, pytest.approx(fifteen)]]
+    assert isinstance(found.figure, Figure)
+    (line,) = found.figure.series
+    assert (line.x, line.y, line.low) == ([3, 6], [50, 65], [pytest.approx(50 - ten), pytest.approx(65 - fifteen)])
+    with pytest.raises(SettingError, match="no accuracy of its latecomers on the way: --watch-unseen"):
+        analyse("curves", [run], {"who": "latecomers"})
+
+
 def test_variation_by_hand(tmp_path: Path) -> None:
     # The nearest member of (1/4, 3/4) is (1/2, 1/2): half of 1/4 + 1/4. That of class 2 alone is 1 from everybody.
     clients = [member("0:8", 90), member("0:4 1:4", 70), latecomer("0:2 1:6", 60), latecomer("2:5", 30)]

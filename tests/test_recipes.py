@@ -39,7 +39,7 @@ def test_recipe_is_complete(name: str) -> None:
     assert found.about
     assert found.metrics
     assert found.paper or name.startswith(("fair/", "regimes/")), "a table of a paper says of which"
-    assert "quick" in found.told
+    assert found.explained(quick=True), "a quick version says what it has in the place of the paper's"
     assert len({cell.name for cell in found.cells()}) == len(found.cells()), "folders would collide"
     for key, texts in found.numbers.items():
         assert all(text == "" or 0 <= number(text)[0] <= 100 for text in texts), key

@@ -142,6 +142,10 @@ def test_capacity_as_by_hand(runs: Path) -> None:
     found = analyse("capacity", [runs / "knnper"], {"capacities": (0.0, 0.3, 1.0)})
     expected = [hand.voted(0.0), hand.voted(stored=partial(hand.part, share=0.3)), hand.voted()]
     assert [row[2] for row in found.rows] == pytest.approx(expected, abs=1e-3)
+    none, some, every = expected
+    assert [row[-2:] for row in found.rows] == [
+        pytest.approx(pair, abs=1e-3) for pair in ([0, every - none], [some - none, every - some], [every - none, 0])
+    ]
 
 
 def test_less_data_as_by_hand(runs: Path) -> None:

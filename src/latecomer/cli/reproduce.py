@@ -123,7 +123,9 @@ Column = tuple[str, list[str]]
 def show(table: Table) -> None:
     """A line a cell: ours, the paper's, the difference, and what it took; what it is better by; what was claimed."""
     recipe = table.recipe
-    screen.out(f"{recipe.title}{' (quick)' if table.quick else ''}")
+    screen.out(recipe.title)
+    if table.quick:
+        screen.out(" ".join(recipe.explained(quick=True).split()))
     cells, room = table.cells, screen.width()
     names = [("", [cell.row for cell in cells])]
     names += [("column", [cell.column for cell in cells])] if recipe.columns != ("",) else []

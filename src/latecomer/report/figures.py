@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import LatecomerError, RunError, SettingError
 from ..study.client_rows import shares
-from ..study.compare import paired, spread
+from ..study.compare import course, paired, spread
 from ..study.described import class_shares, descriptors
 from ..study.finished import Finished, Group, is_number
 from .coverage import judged
@@ -63,12 +63,9 @@ def difference(section: Section, run: Finished, group: Group, column: str) -> li
     ]
 
 
-def curve(run: Finished, group: str, column: str) -> list[list[float | None]]:
+def curve(run: Finished, group: Group, column: str) -> list[list[float | None]]:
     """Mean and standard deviation over the seeds at every evaluation; empty where the group was not watched."""
-    found = []
-    for line in run.metrics:
-        told = [one[group].get(column) for one in line["runs"] if isinstance(one.get(group), dict)]
-        found.append([*map(short, spread([value for value in told if is_number(value)]))])
+    found = [[*map(short, pair)] for _, *pair in course(run, group, column)]
     return found if any(mean is not None for mean, _ in found) else []
 
 

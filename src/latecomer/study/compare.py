@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from scipy import stats
 
 from ..errors import RunError
-from .finished import Finished, Group
+from .finished import Finished, Group, is_number
 
 FEW = 5  # seeds; with less, an interval over them says nothing
 
@@ -43,6 +43,15 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
     if not values:
         return math.nan, math.nan
     return fmean(values), stdev(values) if len(values) > 1 else math.nan
+
+
+def course(run: Finished, group: Group, column: str) -> list[tuple[int, float, float]]:
+    """Round, mean and standard deviation over the seeds of every evaluation; NaN where a group was not watched."""
+    found = []
+    for line in run.metrics:
+        told = [one[group].get(column) for one in line["runs"] if isinstance(one.get(group), dict)]
+        found.append((int(line["round"]), *spread([value for value in told if is_number(value)])))
+    return found
 
 
 def same_clients(run: Finished, to: Finished) -> bool:

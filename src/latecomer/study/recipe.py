@@ -121,6 +121,10 @@ class Recipe:
         except (TypeError, AttributeError, KeyError, ValueError) as error:
             raise SettingError(f"The recipe {path} cannot be read: {error}.") from error
 
+    def explained(self, quick: bool) -> str:
+        """What there is to know of its runs; of the quick version, what it has in the place of the paper's."""
+        return str(self._look(quick).get("about", "")).strip() if quick else self.about
+
     def claims(self, quick: bool = False) -> list[Claim]:
         """What is claimed of the cells that there are."""
         there = {cell.key for cell in self.cells(quick)}

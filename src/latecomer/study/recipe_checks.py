@@ -19,7 +19,7 @@ KEYS = {
     *("title", "paper", "about", "metrics", "claims", "simple", "settings", "columns", "rows", "numbers"),
     *("analysis", "tune", "quick", "runs"),
 }
-QUICK = {"rows", "columns", "claims", "settings", "row", "column", "analysis"}
+QUICK = {"about", "rows", "columns", "claims", "settings", "row", "column", "analysis"}
 ANALYSIS = {"name", "rows", "settings", "claims"}
 TUNE = {"search", "trials", "rounds", "share", "evaluate_every", "seed", "seeds", "validators"}
 

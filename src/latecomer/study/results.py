@@ -152,7 +152,8 @@ def _as_now(record: Record) -> tuple[Record, list[str]]:
     claimed = {*map(str, recipe.claims(quick))}
     known = [cell for cell in record.cells if _key(cell) in there]
     told["cells"] = [cell for cell in known if cell.get("settings") in (None, there[_key(cell)])]
-    told |= {"title": recipe.title, "paper": recipe.paper, "about": recipe.about, "metrics": [*recipe.metrics]}
+    told |= {"title": recipe.title, "paper": recipe.paper}
+    told |= {"about": recipe.explained(quick), "metrics": [*recipe.metrics]}
     now, cells = replace(record, told=told), {_key(cell): cell for cell in told["cells"]}
     told["claims"] = [claim for claim in told["claims"] if claim["claim"] in claimed and _stands(claim, now, cells)]
     if simple := {column: row for column, row in told.pop("simple", {}).items() if (row, column) in cells}:

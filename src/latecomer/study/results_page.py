@@ -127,6 +127,7 @@ def quickly(group: Sequence[Record]) -> str:
     record = group[0]
     titles = "; ".join(plain(one.told["title"]) for one in group)
     lines = [_heading(record, _command(record)), "", f"{titles}.", "", *_ends(record.cells), ""]
+    lines += [plain(record.told["about"]), ""] if record.told["about"] else []
     lines += [*leaders, ""] if (leaders := _leaders(record.told)) else []
     lines += claims_table(record.told["claims"], record.cells)
     return "\n".join([*lines, *figure_claims(_notes(record))])

@@ -19,7 +19,7 @@ def summary(table: Table) -> dict[str, Any]:
         "recipe": table.recipe.name,
         "title": table.recipe.title,
         "paper": table.recipe.paper,
-        "about": table.recipe.about,
+        "about": table.recipe.explained(table.quick),
         "quick": table.quick,
         "made": time.strftime("%Y-%m-%d"),
         "metrics": list(table.recipe.metrics),

@@ -1,4 +1,4 @@
-"""FLowDUP, Tables 4 to 9, pFedHN, Fig. 5, 6: accuracy against a setting in which finished runs differ.
+"""FLowDUP, Tables 4 to 9, pFedHN, Fig. 6: accuracy against a setting in which finished runs differ.
 
 Runs that differ in nothing else are a line. Those of another method, on other data, or with other settings besides are
 another one, named by what is special about it; `--lines method` puts them together, and a note says what else differs.

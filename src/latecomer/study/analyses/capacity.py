@@ -2,10 +2,13 @@
 
 With `--by datastore` the datastores of kNN-Per hold a part of the clients' examples. With `--by data` clients have no
 more than that part of their training examples, whatever the method, so that methods can be set beside each other.
+The table says of every part how much more it gives than no examples, and how much less than all, where these are asked
+for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -35,11 +38,13 @@ def analyse(runs: Sequence[Trained], asked: Settings) -> Analysis:
     rows, series = [], []
     for run, name in zip(runs, labels(runs), strict=True):
         along = _datastores(run, asked) if asked.by == "datastore" else _data(run, asked)
-        rows += [[name, share, *cells(summary)] for share, summary in along.items()]
+        alone, whole = (along.get(share, {}).get(asked.score, math.nan) for share in (0.0, 1.0))
+        for share, summary in along.items():
+            rows.append([name, share, *cells(summary), summary[asked.score] - alone, whole - summary[asked.score]])
         series.append(line(name, [*along], [*along.values()], asked.score))
     title = "Accuracy against capacity"
     figure = Figure(title, "lines", "capacity, share of a client's examples", AXES[asked.score], series)
-    return Analysis(title, ["run", "capacity", *COLUMNS], rows, figure)
+    return Analysis(title, ["run", "capacity", *COLUMNS, "over none", "below all"], rows, figure)
 
 
 def _datastores(run: Trained, asked: Settings) -> dict[float, dict[str, float]]:

@@ -46,9 +46,10 @@ def analyse(runs: Sequence[Trained], asked: Settings) -> Analysis:
             along = [over_seeds(rescored(run, private, run.states, some, scoring)) for some in fewer.values()]
             label = f"epsilon {epsilon:g}" if epsilon else "no privacy"
             rows += [
-                [name, label, size, found["accuracy"], found["std"]] for size, found in zip(sizes, along, strict=True)
+                [name, label, share, size, found["accuracy"], found["std"]]
+                for share, size, found in zip(fewer, sizes, along, strict=True)
             ]
             series.append(line(label if len(runs) == 1 else f"{name}, {label}", sizes, along, "accuracy"))
     title = "Accuracy of latecomers with private descriptors"
     figure = Figure(title, "lines", "examples of a latecomer, on average", "accuracy, %", series, log_x=True)
-    return Analysis(title, ["run", "privacy", "examples", "accuracy", "std"], rows, figure)
+    return Analysis(title, ["run", "privacy", "share", "examples", "accuracy", "std"], rows, figure)
