@@ -90,19 +90,18 @@ def merged(one: Record, other: Record) -> Record:
     early, late = sorted((one, other), key=_age)
     cells = {_key(cell): cell for cell in sorted((*early.cells, *late.cells), key=_moment)}
     order = dict.fromkeys(_key(cell) for cell in (*late.cells, *early.cells))
-    claims = {
-        claim["claim"]: claim
-        for record in (early, late)
-        for claim in record.told["claims"]
-        if _stands(claim, record, cells)
-    }
+    claims = dict[str, Any]()
+    for record in (late, early):
+        for claim in record.told["claims"]:
+            if _stands(claim, record, cells):
+                claims.setdefault(claim["claim"], claim)
     told = early.told | late.told
     if any(cells[_key(cell)] not in late.cells for cell in early.cells):
         told["leaders"] = []  # nobody compared the rows of the one with those of the other
     again = any(cells[_key(cell)] != cell for cell in early.cells)
     if again and "analysis" not in late.told:
         told.pop("analysis", None)
-    told["claims"] = [claims[text] for text in sorted(claims)]
+    told["claims"] = [*claims.values()]
     columns = early.told.get("simple", {}) | late.told.get("simple", {})
     simple = {column: row for column in columns if (row := _simplest(column, (late, early), cells)) is not None}
     told.pop("simple", None)
