@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from console import Command
 from latecomer import methods
+from latecomer.cli.reproduce import pages, plain
 from latecomer.errors import LatecomerError, SettingError, UnknownName
 from latecomer.runs.experiment import Experiment
 from latecomer.runs.run import Run
@@ -266,6 +268,22 @@ def test_a_figure_that_cannot_be_made_leaves_the_table(own: Path, command: Comma
     assert "There is no figure: The run in" in " ".join(done.err.split())
     (path,) = own.parent.glob("runs/*-quick/summary.json")
     assert "no figure" in json.loads(path.read_text(encoding="utf-8"))["missing"][0]
+
+
+@pytest.mark.parametrize("room", range(44, 120, 7))
+def test_tables_are_cut_into_pages_and_no_number_is(room: int) -> None:
+    names = [("", ["fedavgplus", "odpflhn"])]
+    blocks = [[(f"seen\nown {k}", ["81.9 ± 10.0", "8.1 ± 2.0"]), ("paper", ["81.9 ± 2.0", ""])] for k in range(5)]
+    made = pages(names, blocks, room)
+    shown = Console(width=room, no_color=True)
+    with shown.capture() as screen:
+        for page in made:
+            shown.print(plain(page))
+    told = screen.get()
+    assert "…" not in told
+    assert told.count("81.9 ± 10.0") == 5
+    widest = max(map(len, told.splitlines()))
+    assert widest <= room < 44 + widest, "as many beside each other as there is room for"
 
 
 def test_data_that_are_not_there_are_named(own: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ def pages(names: list[Column], blocks: Sequence[list[Column]], room: int) -> lis
     """Columns that fit beside each other; each page begins with the names of the rows."""
 
     def width(columns: Sequence[Column]) -> int:
-        return sum(2 + max(len(word) for word in (*head.split("\n"), *words)) for head, words in columns)
+        return sum(3 + max(len(word) for word in (*head.split("\n"), *words)) for head, words in columns)  # with gaps
 
     found = [list(names)]
     for block in blocks:
