@@ -30,7 +30,7 @@ def fabricate(
     lines = [COLUMNS]
     for k in range(clients):
         late, turned = 2 * k >= clients, 90 if k == clients - 1 else 0
-        score = 10 * (k % 5) + shift
+        score = round(10 * (k % 5) + shift * (1 + k % 2 / 15), 3)  # of every other client a little more
         facts = f"{not late},{'latecomer' if late else 'member'},True,{turned},20,10,{k % 2}:12 {2 + k % 2}:8"
         lines.append(f"0,{k},{score},{score + 40},{name},{facts}")
     (path / "clients.csv").write_text("\n".join(lines) + "\n")
@@ -55,20 +55,20 @@ def test_the_tables_by_hand(tmp_path: Path) -> None:
     assert notes == []
     assert section.title == "digits: 2 members, 2 latecomers; seed 0"
     told = dict(scores(section).bodies)
-    # Members score 0 and 10, latecomers 20 and 30; the other run scores 3 points more on every client.
-    same = "+3.0 [+3.0, +3.0] *"
+    # Members score 0 and 10, latecomers 20 and 30; the other run 3 and 3.2 points more: 3.1 with 12.706 * 0.1 either side.
+    same = "+3.1 [+1.8, +4.4] *"
     assert told["Members"] == [
         ["one", "5.0", "0.0", "baseline", "45.0", "40.0", "baseline"],
-        ["two", "8.0", "3.0", same, "48.0", "43.0", same],
+        ["two", "8.1", "3.0", same, "48.1", "43.0", same],
     ]
-    assert told["Latecomers"][1] == ["two", "28.0", "23.0", same, "68.0", "63.0", same]
-    assert told["Latecomers whose kind no member has"][1] == ["two", "33.0", "33.0", "+3.0", "73.0", "73.0", "+3.0"]
+    assert told["Latecomers"][1] == ["two", "28.1", "23.0", same, "68.1", "63.0", same]
+    assert told["Latecomers whose kind no member has"][1] == ["two", "33.2", "33.2", "+3.2", "73.2", "73.2", "+3.2"]
     assert costs(section).bodies[0][1][0] == ["one", "fedavg", "20", "20", "3.0", "1.0", "4.0", "2.5"]
     (differing,), shared = settings(section.runs, section.names)
     assert differing.bodies == [("Method", [["lr", "0.1", "3.1"]])]
     assert ("Run", [["method", "fedavg"], ["lr_schedule", "constant"], ["split", "a"]]) in shared.bodies
     bold = [cell for _, rows in scores(section).bodies for row in rows for cell in row if isinstance(cell, Best)]
-    assert bold == ["8.0", "48.0", "28.0", "68.0", "33.0", "73.0"]
+    assert bold == ["8.1", "48.1", "28.1", "68.1", "33.2", "73.2"]
 
 
 def test_settings_that_few_runs_have_are_a_line_each(tmp_path: Path) -> None:
@@ -99,11 +99,11 @@ def test_one_run_alone_and_a_client_in_lines(tmp_path: Path) -> None:
 
 def test_a_mean_of_fewer_clients_says_so_and_is_not_the_best(tmp_path: Path) -> None:
     runs = [fabricate(tmp_path / "one"), fabricate(tmp_path / "two", 3)]
-    lines = (runs[1] / "clients.csv").read_text().replace("0,0,3,43,", "0,0,nan,,")
+    lines = (runs[1] / "clients.csv").read_text().replace("0,0,3.0,43.0,", "0,0,nan,,")
     (runs[1] / "clients.csv").write_text(lines)
     (section,), _ = gather(runs, None)
     one, two = dict(scores(section).bodies)["Members"]
-    assert (one[1], two[1], two[3]) == ("5.0", "13.0 of 1", "+3.0")
+    assert (one[1], two[1], two[3]) == ("5.0", "13.2 of 1", "+3.2")
     assert isinstance(one[1], Best)
     assert not isinstance(two[1], Best)
 
@@ -112,8 +112,8 @@ def test_differences_by_hand(tmp_path: Path) -> None:
     runs = [fabricate(tmp_path / "one"), fabricate(tmp_path / "two", 3)]
     (section,), _ = gather(runs, None)
     told = [run["differences"] for run in drawn(section)[0]["runs"]]
-    assert told[1]["seen"]["accuracy"] == [3.0, 3.0, 3.0, "2 clients"]
-    assert told[1]["unlike"]["accuracy"] == [3.0, None, None, "1 client"]
+    assert told[1]["seen"]["accuracy"] == [3.1, 1.829, 4.371, "2 clients"]
+    assert told[1]["unlike"]["accuracy"] == [3.2, None, None, "1 client"]
 
 
 def test_whom_a_gate_covers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_a_plane_has_no_direction_that_is_rounding() -> None:
 def test_another_baseline(tmp_path: Path) -> None:
     runs = [fabricate(tmp_path / "one"), fabricate(tmp_path / "two", 3)]
     (section,), _ = gather(runs, runs[1])
-    assert dict(scores(section).bodies)["Members"][0][3] == "\N{MINUS SIGN}3.0 [\N{MINUS SIGN}3.0, \N{MINUS SIGN}3.0] *"
+    assert dict(scores(section).bodies)["Members"][0][3] == "\N{MINUS SIGN}3.1 [\N{MINUS SIGN}4.4, \N{MINUS SIGN}1.8] *"
     with pytest.raises(UnknownName, match="run for a baseline"):
         gather(runs[:1], runs[1])
 

@@ -92,18 +92,25 @@ def test_a_figure_of_a_run_that_was_measured_again_is_no_more(tmp_path: Path) ->
     both, folder = results.read(tmp_path / "summary.json"), tmp_path / "records"
     kept, _ = results.keep([both], folder)
     assert kept[0].figure is not None
-    kept, _ = results.keep([results.Record(told(cell("c", 60, 2)))], folder)
-    assert kept[0].figure is not None, "those that it is of are as they were"
-    assert kept[0].told["analysis"] == analysis
+    kept, _ = results.keep([results.Record(told(cell("b", 70, 1)))], folder)
+    assert kept[0].figure is not None, "all that it is of are as they were"
+    assert kept[0].told["analysis"] == analysis | {"asked": "None"}
+    more = results.merged(both, results.Record(told(cell("c", 60, 2))))
+    assert (more.figure, "analysis" in more.told) == (None, False), "it is not of c"
     kept, _ = results.keep([results.Record(told(cell("a", 60, 2)))], folder)
     assert (kept[0].figure, "analysis" in kept[0].told) == (None, False)
     assert [path.suffix for path in folder.iterdir()] == [".json"]
-    assert results.merged(both, results.Record(told(cell("a", 60, 2)) | {"analysis": analysis})).told["analysis"]
+    part = results.Record(told(cell("a", 60, 2)) | {"analysis": analysis})
+    assert "analysis" not in results.merged(both, part).told, "it has not seen b"
+    whole = results.Record(told(cell("a", 60, 2), cell("b", 70, 1)) | {"analysis": analysis})
+    assert results.merged(both, whole).told["analysis"] == analysis
 
 
 def test_what_a_recipe_has_no_more_is_not_kept(tmp_path: Path) -> None:
+    asked = {cell.row: cell.fingerprint for cell in Recipe.find("pfedhn/table-4").cells(True) if cell.column == "10"}
+
     def record(*rows: str, when: int) -> results.Record:
-        cells = [cell(row, 80, when, column="10") for row in rows]
+        cells = [cell(row, 80, when, column="10", settings=asked.get(row)) for row in rows]
         metrics = {"scores": {"seen.pooled": [80.0, 1.0]}, "paper": {}, "gain": {}}
         said = [f"seen.pooled: {row}@10 > fedavg@10" for row in rows]
         claims = [{"claim": text, "verdict": "holds", "difference": "+1.0", "over": "seeds"} for text in said]
@@ -115,6 +122,8 @@ def test_what_a_recipe_has_no_more_is_not_kept(tmp_path: Path) -> None:
     assert sorted(one["row"] for one in now.cells) == ["fedavg", "pfedhn", "pfedme"]
     assert [claim["claim"] for claim in now.told["claims"]] == ["seen.pooled: pfedhn@10 > fedavg@10"]
     assert now.told["title"] == Recipe.find("pfedhn/table-4").title
+    assert sorted(now.told["absent"]) == ["fedavg@50", "pfedhn@50", "pfedme@50"]
+    assert "**Not there: fedavg@50, pfedme@50, pfedhn@50.**" in results_page.page([now], Path("results.md"))
 
 
 def test_what_was_measured_with_other_settings_is_not_kept(tmp_path: Path) -> None:
@@ -126,7 +135,7 @@ def test_what_was_measured_with_other_settings_is_not_kept(tmp_path: Path) -> No
         cells = [cell(row, 80, when, column="10") | gain | ({"settings": s} if s else {}) for row, s in rows.items()]
         claim = {"claim": "seen.pooled: pfedhn@10 > fedavg@10", "verdict": "holds", "difference": "+1", "over": "seeds"}
         words = {"recipe": "pfedhn/table-4", "quick": True, "claims": [claim], "leaders": ["pfedhn"]}
-        words |= {"simple": {"10": "fedavg"}, "analysis": {"title": "F", "columns": [], "rows": [], "notes": []}}
+        words |= {"simple": {"10": "fedavg"}}
         return results.Record(told(*cells) | words)
 
     kept, notes = results.keep([record(1, pfedhn=asked["pfedhn"], fedavg=asked["fedavg"])], tmp_path / "a")
@@ -135,16 +144,44 @@ def test_what_was_measured_with_other_settings_is_not_kept(tmp_path: Path) -> No
     old = record(1, pfedhn=asked["pfedhn"], fedavg="another", pfedme=None)
     results.keep([old], tmp_path / "b")
     (tmp_path / "b" / f"{old.name}.json").write_text(results.laid_out(old.told))
-    for found, said in (
-        results.keep([old], tmp_path / "c"),
-        results.keep([record(2, pfedme=asked["pfedme"])], tmp_path / "b"),
+    for (now, *_), said, rows in (
+        (*results.keep([old], tmp_path / "c"), ["pfedhn"]),
+        (*results.keep([record(2, pfedme=asked["pfedme"])], tmp_path / "b"), ["pfedhn", "pfedme"]),
     ):
-        assert sorted(one["row"] for one in found[0].cells) == ["pfedhn", "pfedme"], "of pfedme nothing else is known"
+        assert sorted(one["row"] for one in now.cells) == rows
         assert said == [
-            "pfedhn-table-4-quick: left out, as measured with other settings than the recipe has now: fedavg@10."
-        ]
-        assert (found[0].told["claims"], found[0].told["leaders"], "simple" in found[0].told) == ([], [], False)
-        assert all(one["gain"] == {"seen.pooled": None} for one in found[0].cells)
+            "pfedhn-table-4-quick: left out, as measured with other settings than the recipe has now: fedavg@10, "
+            "pfedme@10."
+        ], "of the old pfedme nobody knows with which"
+        assert (now.told["claims"], now.told["leaders"], "simple" in now.told) == ([], [], False)
+        assert all(one["gain"] == {"seen.pooled": None} for one in now.cells)
+
+
+def test_a_figure_and_papers_numbers_are_as_the_recipe_has_them_now(tmp_path: Path) -> None:
+    recipe = Recipe.find("knnper/figure-1")
+    table = {"title": "F", "columns": [], "rows": [], "notes": ["pooled: k=1 > k=0: holds (2.0 and 1.0)"]}
+    cells = [
+        cell(one.row, 80, 1, column=one.column, settings=one.fingerprint)
+        | {"gain": {}, "scores": {}, "paper": {"unseen.pooled": [12.3, None]}}
+        for one in recipe.cells()
+    ]
+    for asked, there in ((recipe.analysis_asked(quick=False), True), ("another", False), (None, False)):
+        old = told(*cells) | {"recipe": recipe.name, "analysis": table | {"asked": asked}}
+        (now,), _ = results.keep([results.Record(old)], tmp_path / str(asked))
+        assert ("analysis" in now.told) is there
+        assert all(one["paper"]["unseen.pooled"] == [None, None] for one in now.cells), "it has none, but a picture"
+
+
+def test_whose_settings_were_searched_is_said() -> None:
+    for flags, said in (
+        ((True, True), "Settings were searched: `latecomer tune --recipe`."),
+        ((True, False), "Settings were searched, those of b not: `latecomer tune --recipe`."),
+        ((False, False), "Settings were not searched."),
+    ):
+        pair = [cell(row, 80, 1, searched=flag) for row, flag in zip("ab", flags, strict=True)]
+        assert said in results_page.page([results.Record(told(*pair))], Path("results.md"))
+    nobody = results_page.page([results.Record(told(cell("a", 80, 1)))], Path("results.md"))
+    assert "ere searched" not in nobody, "there is no search"
 
 
 def test_the_page_by_hand() -> None:

@@ -109,7 +109,8 @@ def analysed(table: Table, out: Path) -> list[Path]:
         screen.out(sentence)
     for note in found.notes:
         screen.err(f"Note: {note}")
-    found = replace(found, notes=[*found.notes, *told])
+    asked = {"asked": table.recipe.analysis_asked(table.quick)}
+    found = replace(found, notes=[*found.notes, *told], about={**found.about, **asked})
     written, missed = found.save(reproduce.place(table.recipe, table.quick, out), "figure")
     for sentence in missed:
         screen.err(f"Note: {sentence}")

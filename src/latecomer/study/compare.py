@@ -72,24 +72,28 @@ def paired(run: Finished, to: Finished, group: Group, column: str = "accuracy", 
     by_seed: dict[int, list[float]] = {}
     for (seed, _), gap in gaps.items():
         by_seed.setdefault(seed, []).append(gap)
-    seeds = [fmean(some) for some in by_seed.values()]
-    over = seeds if len(seeds) >= FEW else list(gaps.values())
-    return interval(over, "seeds" if over is seeds else "clients", among)
+    if len(by_seed) >= FEW:
+        return interval([fmean(some) for some in by_seed.values()], "seeds", among)
+    weights = [1 / len(some) for some in by_seed.values() for _ in some]  # every seed counts as much, as in a mean
+    return interval([gap for some in by_seed.values() for gap in some], "clients", among, weights)
 
 
-def interval(values: Sequence[float], over: str, among: int = 1) -> Difference:
-    """A mean with Student's 95 % interval; of one value it is unbounded, of none there is no mean either.
+def interval(values: Sequence[float], over: str, among: int = 1, weights: Sequence[float] = ()) -> Difference:
+    """A mean with Student's 95 % interval. Of one value, or of equal ones, which show no spread, it is unbounded; of
+    none there is no mean either. `weights` say how much each counts, none: all the same.
 
     One `among` so many is wide enough that all of them hold together with 95 % (Bonferroni): who looks for differences
     in many pairs finds some by chance. To say who may be the best, as many as there are others will do, although who is
     first is read off the scores: the best of all, whoever it is, is then found below the first in 5 % of tables at most
     (multiple comparisons with the best). Of equals somebody else may be, more often.
     """
-    mean = fmean(values) if values else math.nan
-    if len(values) < 2:
-        return Difference(mean, -math.inf, math.inf, len(values), over)
-    half = float(stats.t.ppf(1 - 0.025 / among, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
-    return Difference(mean, mean - half, mean + half, len(values), over)
+    count, mean = len(values), fmean(values, weights or None) if values else math.nan
+    if count < 2 or (mean and len({*values}) == 1):
+        return Difference(mean, -math.inf, math.inf, count, over)
+    parts = [weight / math.fsum(weights) for weight in weights] or [1 / count] * count
+    squares = math.fsum((part * (value - mean)) ** 2 for part, value in zip(parts, values, strict=True))
+    half = float(stats.t.ppf(1 - 0.025 / among, count - 1)) * math.sqrt(squares * count / (count - 1))
+    return Difference(mean, mean - half, mean + half, count, over)
 
 
 def unpaired(a: Sequence[float], b: Sequence[float]) -> Difference:

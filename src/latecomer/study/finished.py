@@ -128,12 +128,16 @@ class Finished:
 
     def measure(self, metric: str) -> list[float]:
         """A score of a group of clients, one a seed that has any: see METRIC. Means are over clients."""
+        return [*self.by_seed(metric).values()]
+
+    def by_seed(self, metric: str) -> dict[int, float]:
+        """As `measure`, with the seeds."""
         told = METRIC.fullmatch(metric)
         if told is None:
             raise SettingError(f"{metric!r} is no score of a group, such as unseen.accuracy or seen.own_pooled.")
         if told["group"] == "gap":
-            two = [self.measure(metric.replace("gap", group, 1)) for group in ("unseen", "seen")]
-            return [late - member for late, member in zip(*two, strict=True)] if all(two) else []
+            late, members = (self.by_seed(metric.replace("gap", group, 1)) for group in ("unseen", "seen"))
+            return {seed: late[seed] - members[seed] for seed in late if seed in members}
         rows = self.clients(told["group"])  # type: ignore[arg-type]
         if told["trait"]:
             rows = [row for row in rows if str(row.get(told["trait"])) == told["value"]]
@@ -143,7 +147,7 @@ class Finished:
             if not math.isnan(score := row.get(column, math.nan)):
                 each.setdefault(row["seed"], []).append((score, row.get("test_examples", 1)))
         over = _OVER[told["over"] or "mean"]
-        return [over(each[seed]) for seed in sorted(each)]
+        return {seed: over(each[seed]) for seed in sorted(each)}
 
     def traced(self) -> list[int]:
         """The rounds at which descriptors were kept."""

@@ -57,7 +57,7 @@ def _sentence(group: Group, score: str, column: str, simple: str, rivals: Mappin
     first = max(means, key=lambda row: means[row])
     others = {row: run for row, run in rivals.items() if row != first}
     gaps = {row: paired(rivals[first], run, group, score, len(others)) for row, run in others.items()}
-    ties = [row for row, gap in gaps.items() if not gap.told]
+    ties = [row for row, gap in gaps.items() if not gap.low > 0]
     count = len(rivals[first].scores(group, score))
     clients = f"{count} client{'s' * (count != 1)}"
     told = f"{at(f'{group}.{score}', column)}: {first} has most, {means[first]:.1f} over {clients}"

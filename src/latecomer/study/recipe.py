@@ -1,7 +1,7 @@
 """A recipe: a table or a figure of a paper as runs, with the paper's own numbers and what it claims.
 
-A cell of the table is a run. Its settings are those of all, of its column, of its row, of itself, as they were tuned,
-and for a quick look of the [quick] part and as they were tuned for that, each standing before the ones named earlier.
+A cell of the table is a run. Its settings are those of all, of its column, of its row, of itself, and as they were
+tuned; for a quick look of the [quick] part and as they were tuned for that. Each stands before the ones named earlier.
 A row may say in which columns it is (`columns`, names or patterns such as *-labelled), and a column at which other one
 its settings are tuned (`tuned_at`), or what is tried there of a setting, whichever row searches it (`search`).
 
@@ -73,7 +73,7 @@ class Cell:
     def fingerprint(self) -> str:
         """Of what is run, wherever it is: another one where the recipe, or what a search found, has changed since."""
         told = {key: value for key, value in self.settings.items() if key not in HOST}
-        return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:12]
+        return _digest(told)
 
     def experiment(self, **other: Any) -> Experiment:
         """Its settings, complete and checked, and `other` ones in the place of its own."""
@@ -140,6 +140,8 @@ class Recipe:
         one_of("metric", metric, self.metrics, self.name)
         for row in (more, less):
             one_of("row", row, self.rows, self.name)
+        if (there is None) != (here is None):
+            raise SettingError(f"{self.name} has a claim with a column on one side only: {text!r}.")
         for column in (there, here):
             if column is not None:
                 one_of("column", column, self.columns, self.name)
@@ -163,6 +165,13 @@ class Recipe:
         """What a search tries of a row's settings, otherwise where the column says so."""
         own, here = self.tune["search"][cell.row], self.told.get("columns", {}).get(cell.column, {}).get("search", {})
         return {name: here.get(name, tried) for name, tried in own.items()} if here else own
+
+    def was_searched(self, cell: Cell, quick: bool) -> bool | None:
+        """Whether a search has found settings of a cell; None: [tune] searches none for its row."""
+        if cell.row not in self.tune.get("search", {}):
+            return None
+        found = _found(self.tuned_quick if quick else self.tuned, cell.row, self.tuned_at(cell.column))
+        return any(key != "at" for part in found for key in part)
 
     def _has(self, row: str, column: str) -> bool:
         return any(fnmatchcase(column, pattern) for pattern in self.told["rows"].get(row, {}).get("columns", ["*"]))
@@ -192,6 +201,10 @@ class Recipe:
         other = self._look(quick).get("analysis", {})
         return {**self.analysis, **other, "settings": self.analysis.get("settings", {}) | other.get("settings", {})}
 
+    def analysis_asked(self, quick: bool) -> str:
+        """A fingerprint of how its figure is made, and of what is claimed of it."""
+        return _digest(self.analysed(quick))
+
     def _look(self, quick: bool) -> Mapping[str, Any]:
         """What a quick look has in the place of other parts, or besides."""
         return dict(self.told.get("quick", {})) if quick else {}
@@ -204,7 +217,7 @@ class Recipe:
             columns.get(column, {}),
             own,
             own.get("at", {}).get(column, {}),
-            *_found(self.tuned, row, searched),
+            *(() if quick else _found(self.tuned, row, searched)),
             look.get("settings", {}),
             look.get("column", {}).get(column, {}),
             look.get("row", {}).get(row, {}),
@@ -235,6 +248,10 @@ def tuned_name(stem: str, quick: bool) -> str:
 def folder_name(name: str, quick: bool) -> str:
     """What is called after a recipe: the folder of its runs, the file of its record."""
     return name.strip("/").replace("/", "-") + ("-quick" if quick else "")
+
+
+def _digest(told: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def _found(tuned: Mapping[str, Any], row: str, column: str) -> list[Mapping[str, Any]]:

@@ -48,6 +48,9 @@ def check(recipe: Recipe) -> None:
     for folder in (recipe.name, recipe.runs):
         if not re.search(r"\w", folder.rpartition("/")[2]):  # .. would lead out of --out
             raise SettingError(f"{recipe.name} would have its runs in {folder!r}, which is no name of a recipe.")
+    _check_parts(recipe)
+    for tuned in (recipe.tuned, recipe.tuned_quick):
+        _check_tuned(recipe, tuned, searched)
     tried = {setting for row in searched.values() for setting in dict(row)}
     for column in recipe.columns:
         one_of("column", recipe.tuned_at(column), recipe.columns, recipe.name)
@@ -59,6 +62,27 @@ def check(recipe: Recipe) -> None:
         recipe.claims(quick)
         for text in recipe.analysed(quick).get("claims", []):
             FigureClaim.read(text)
+
+
+def _check_parts(recipe: Recipe) -> None:
+    """That what is said of a row or a column is of one that there is."""
+    quick = recipe.told.get("quick", {})
+    for row in (*quick.get("row", {}), *quick.get("rows", ())):
+        one_of("row", row, recipe.rows, recipe.name)
+    own = (column for row in recipe.told["rows"].values() for column in row.get("at", {}))
+    for column in (*quick.get("column", {}), *quick.get("columns", ()), *own):
+        one_of("column", column, recipe.columns, recipe.name)
+
+
+def _check_tuned(recipe: Recipe, tuned: Mapping[str, Any], searched: Mapping[str, Any]) -> None:
+    """That the file of what searches found says nothing that no search looked for: rounds, say, which all share."""
+    for row, part in tuned.get("rows", {}).items():
+        one_of("searched row", row, searched, recipe.name)
+        for column in part.get("at", {}):
+            one_of("column", column, recipe.columns, recipe.name)
+        for some in (part, *part.get("at", {}).values()):
+            for setting in some.keys() - {"at"}:
+                one_of(f"searched setting of {row}", setting, searched[row], recipe.name)
 
 
 def _check_numbers(recipe: Recipe) -> None:

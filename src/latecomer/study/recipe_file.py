@@ -31,12 +31,19 @@ def whole(path: Path, behind: tuple[Path, ...] = ()) -> dict[str, Any]:
     if other in (path, *behind):
         raise SettingError(f"The recipe {path} is like itself.")
     base = {key: part for key, part in whole(other, (path, *behind)).items() if key != "runs"}
+    base |= _for_rows(base, {**base, **told})
     added = {key: _added(base.get(key, {}), told[key]) for key in ("settings", "quick") if key in told}
-    both = base | told | added
-    if "tune" in both and "tune" not in told:  # of the other's searches those of rows that are here, too
-        searched = {row: some for row, some in both["tune"].get("search", {}).items() if row in both.get("rows", {})}
-        both["tune"] = both["tune"] | {"search": searched}
-    return both
+    return base | told | added
+
+
+def _for_rows(base: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """What the other one says in [tune] and [quick] of rows and columns, without those that are here no more."""
+    found: dict[str, Any] = {}
+    for part, key, there in (("tune", "search", "rows"), ("quick", "row", "rows"), ("quick", "column", "columns")):
+        if key in base.get(part, {}):
+            kept = {name: some for name, some in base[part][key].items() if name in now.get(there, {})}
+            found[part] = {**base[part], **found.get(part, {}), key: kept}
+    return found
 
 
 def _added(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

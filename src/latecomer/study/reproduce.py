@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,9 +204,24 @@ def gather(recipe: Recipe, quick: bool, out: Path, missing: Sequence[str] = ()) 
     measured = [
         _measured(recipe, key, run, runs.get((simplest.get(key[1], ""), key[1])), quick) for key, run in runs.items()
     ]
+    gaps += unlike_searched(recipe, runs, quick)
     claims = [claim for claim in recipe.claims(quick) if {claim.more, claim.less} <= runs.keys()]
     checked = [Checked(claim, _difference(runs[claim.more], runs[claim.less], claim.metric)) for claim in claims]
     return Table(recipe, quick, measured, checked, simplest, leaders(recipe.metrics, simplest, runs), gaps)
+
+
+def unlike_searched(recipe: Recipe, there: Collection[tuple[str, str]], quick: bool) -> list[str]:
+    """A sentence, where searches found settings of some runs in a column, and there are others that wait for theirs."""
+    said = []
+    for column in recipe.columns:
+        cells = [cell for cell in recipe.cells(quick) if cell.column == column and cell.key in there]
+        found = {cell.label: recipe.was_searched(cell, quick) for cell in cells}
+        if {True, False} <= {*found.values()}:
+            waiting = ", ".join(name for name, searched in found.items() if searched is False)
+            said.append(
+                f"The comparison is not fair yet: settings of {waiting} were not searched, those of others were."
+            )
+    return said
 
 
 def _measured(recipe: Recipe, key: tuple[str, str], run: Finished, simple: Finished | None, quick: bool) -> Measured:

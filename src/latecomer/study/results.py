@@ -7,6 +7,7 @@ it was measured; of two measurements of a cell the later one counts.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,7 +43,7 @@ def read(path: Path) -> Record:
         check(told)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{path} is no summary of a recipe: {error}.") from error
-    kept = {key: told[key] for key in (*KEPT, "simple", "leaders", "analysis") if key in told}
+    kept = {key: told[key] for key in (*KEPT, "simple", "leaders", "absent", "analysis") if key in told}
     beside = path.name == "summary.json"
     figure = path.with_name("figure.svg") if beside else path.with_suffix(".svg")
     if beside and (analysis := path.with_name("figure.json")).is_file():
@@ -84,8 +85,8 @@ def read_all(paths: Sequence[Path]) -> tuple[list[Record], list[str]]:
 def merged(one: Record, other: Record) -> Record:
     """Both, in either order the same: of a cell the later measurement, and claims whose two cells are still there.
 
-    A claim is about two runs, as is a gain over the best simple row, and a figure is about all. Where one of them was
-    measured again without the others, nobody has compared them.
+    A claim is about two runs, as is a gain over the best simple row; who leads, and a figure, are about all. What
+    neither of the two has seen together, nobody has compared.
     """
     early, late = sorted((one, other), key=_age)
     cells = {_key(cell): cell for cell in sorted((*early.cells, *late.cells), key=_moment)}
@@ -95,20 +96,22 @@ def merged(one: Record, other: Record) -> Record:
         for claim in record.told["claims"]:
             if _stands(claim, record, cells):
                 claims.setdefault(claim["claim"], claim)
-    told = early.told | late.told
-    if any(cells[_key(cell)] not in late.cells for cell in early.cells):
-        told["leaders"] = []  # nobody compared the rows of the one with those of the other
-    again = any(cells[_key(cell)] != cell for cell in early.cells)
-    if again and "analysis" not in late.told:
-        told.pop("analysis", None)
-    told["claims"] = [*claims.values()]
+    whole = [record for record in (late, early) if all(cell in record.cells for cell in cells.values())]
+    told = early.told | late.told | {"claims": [*claims.values()]}
+    told["leaders"] = next((record.told["leaders"] for record in whole if "leaders" in record.told), [])
+    told.pop("analysis", None)
+    if found := [record.told["analysis"] for record in whole if "analysis" in record.told]:
+        told["analysis"] = found[0]
+    there = {label(cell) for cell in cells.values()}
+    absent = dict.fromkeys((*late.told.get("absent", []), *early.told.get("absent", [])))
+    told["absent"] = [name for name in absent if name not in there]
     columns = early.told.get("simple", {}) | late.told.get("simple", {})
     simple = {column: row for column in columns if (row := _simplest(column, (late, early), cells)) is not None}
     told.pop("simple", None)
     if simple:
         told["simple"] = simple
     told["cells"] = [_compared(cells[key], (early, late), simple, cells) for key in order]
-    return Record(told, late.figure or (None if again else early.figure))
+    return Record(told, next((record.figure for record in whole if record.figure is not None), None))
 
 
 def keep(records: Sequence[Record], folder: Path) -> tuple[list[Record], list[str]]:
@@ -140,8 +143,8 @@ def keep(records: Sequence[Record], folder: Path) -> tuple[list[Record], list[st
 def _as_now(record: Record) -> tuple[Record, list[str]]:
     """In the words of its recipe as that is now, without cells and claims that it has no more; another's as it is.
 
-    Left out, with a sentence, are cells that were measured with other settings than the recipe has now: what stands in
-    one table was asked for by one recipe. Cells of before there were fingerprints stay.
+    Left out, with a sentence, are cells that were measured with other settings than the recipe has now, or nobody knows
+    with which: what stands in one table was asked for by one recipe. So is a figure that is made otherwise by now.
     """
     told, quick = dict(record.told), record.told["quick"]
     if told["recipe"] not in names():
@@ -150,15 +153,18 @@ def _as_now(record: Record) -> tuple[Record, list[str]]:
     there = {cell.key: cell.fingerprint for cell in recipe.cells(quick)}
     claimed = {*map(str, recipe.claims(quick))}
     known = [cell for cell in record.cells if _key(cell) in there]
-    told["cells"] = [cell for cell in known if cell.get("settings") in (None, there[_key(cell)])]
+    told["cells"] = [cell | _paper(recipe, cell, quick) for cell in known if cell.get("settings") == there[_key(cell)]]
     told |= {"title": recipe.title, "paper": recipe.paper}
     told |= {"about": recipe.explained(quick), "metrics": [*recipe.metrics]}
     now, cells = replace(record, told=told), {_key(cell): cell for cell in told["cells"]}
+    told["absent"] = [cell.label for cell in recipe.cells(quick) if cell.key not in cells]
     told["claims"] = [claim for claim in told["claims"] if claim["claim"] in claimed and _stands(claim, now, cells)]
     if simple := {column: row for column, row in told.pop("simple", {}).items() if (row, column) in cells}:
         told["simple"] = simple
-    if len(cells) < len(record.cells):  # what was said of all of them is said of others
-        told |= {"leaders": []} if "leaders" in told else {}
+    fewer = len(cells) < len(record.cells)  # what was said of all of them is said of others
+    if fewer and "leaders" in told:
+        told["leaders"] = []
+    if fewer or ("analysis" in told and told["analysis"]["asked"] != recipe.analysis_asked(quick)):
         told.pop("analysis", None)
         now = replace(now, figure=None)
     told["cells"] = [_compared(cell, (now,), simple, cells) for cell in told["cells"]]
@@ -192,12 +198,21 @@ def _json(path: Path) -> Any:
         raise RunError(f"{path} is not JSON: {error}.") from error
 
 
+def _paper(recipe: Recipe, cell: Mapping[str, Any], quick: bool) -> dict[str, Any]:
+    """The paper's numbers of a cell, as the recipe has them."""
+    if quick:
+        return {}
+    said = {metric: recipe.paper_says(*_key(cell), metric) for metric in recipe.metrics}
+    return {"paper": {metric: [None if math.isnan(part) else part for part in pair] for metric, pair in said.items()}}
+
+
 def _table_of(told: Any, path: Path) -> dict[str, Any]:
-    """The table of an analysis, without the points of its figure."""
+    """The table of an analysis, without the points of its figure, and as what it was asked for."""
     try:
-        found = {"title": str(told["title"]), "columns": [str(name) for name in told["columns"]]}
+        asked = told.get("asked", told.get("about", {}).get("asked"))
+        found = {"title": str(told["title"]), "columns": [str(name) for name in told["columns"]], "asked": str(asked)}
         return found | {"rows": [list(row) for row in told["rows"]], "notes": [str(note) for note in told["notes"]]}
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} is no analysis: {error!r}.") from error
 
 

@@ -29,8 +29,9 @@ def check(told: Any) -> None:
     _is(dict, told.get("simple", {}), "simple")
     for row in told.get("simple", {}).values():
         _is(str, row, "simple")
-    for sentence in told.get("leaders", []):
-        _is(str, sentence, "leaders")
+    for key in ("leaders", "absent"):
+        for sentence in told.get(key, []):
+            _is(str, sentence, key)
     for claim in told["claims"]:
         for key in ("claim", "verdict", "difference", "over"):
             _is(str, claim[key], key)
@@ -42,6 +43,7 @@ def _check_cell(cell: Any) -> None:
         _is(str, cell[key], key)
     for key in ("machine", "commit", "started"):
         _is((str, type(None)), cell.get(key), key)
+    _is((bool, type(None)), cell.get("searched"), "searched")
     _is((int, float, type(None)), cell["seconds"], "seconds")
     for pair in (*cell["scores"].values(), *cell["paper"].values()):
         for part in pair:

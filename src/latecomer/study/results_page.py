@@ -34,10 +34,11 @@ FULL = """## In full
 
 Scores are means over seeds ± their standard deviation, in percent. A difference to the paper is ours less the paper's;
 one to the best simple row, which validation data choose, is of the same clients, pair by pair, with Student's 95 %
-interval: over seeds where there are five or more, otherwise over clients. Clients of a seed share one training, so the
-latter says nothing about another training. An interval of a gain or of a claim stands for itself; one in a sentence
-about who has most says of how many it is one, for which it is widened. Kilobytes are to and from a client in a
-round, seconds those of all seeds together.
+interval: over seeds where there are five or more, otherwise over clients, of whom every seed's count as much. Clients
+of a seed share one training, so the latter says nothing about another training. Scores over all examples, bottom
+deciles and gaps are no means of clients, and their intervals always over seeds. An interval of a gain or of a claim
+stands for itself; one in a sentence about who has most says of how many it is one, for which it is widened. Kilobytes
+are to and from a client in a round, seconds those of all seeds together.
 """
 NOTHING = "No table or figure has been measured in full yet.\n"
 QUICK = """## Quick versions
@@ -94,11 +95,19 @@ def overview(groups: Sequence[Sequence[Record]]) -> list[str]:
         linked = f"[{title}](#{_anchor(record)})" if not quick or _says(record) else title
         close, known = near(record.told["metrics"], record.cells)
         names = "<br>".join(f"`{plain(one.told['recipe'])}`" for one in group)
-        runs = str(sum(len(one.cells) for one in group))
-        rows.append([linked, names, runs, f"{seconds:,.0f}", *_counts(_verdicts(record))])
+        runs, absent = (sum(len(one.told.get(key, [])) for one in group) for key in ("cells", "absent"))
+        rows.append(
+            [
+                linked,
+                names,
+                f"{runs} of {runs + absent}" if absent else str(runs),
+                f"{seconds:,.0f}",
+                *_counts(_verdicts(record)),
+            ]
+        )
         if not quick:
             rows[-1].insert(4, _of(close, known))
-    heading = ["table or figure", "recipe", "runs", "seconds", *["within a point"] * (not quick), *VERDICTS]
+    heading = ["table or figure", "recipe", "runs", "seconds", *["within a point, or better"] * (not quick), *VERDICTS]
     return [*table(heading, rows, made=2), ""]
 
 
@@ -119,14 +128,14 @@ def section(record: Record, at: Path) -> str:
     if record.figure is not None:
         link = Path(os.path.relpath(record.figure.resolve(), at.resolve().parent)).as_posix()
         lines += [f"![{title}]({quote(link)})", ""]
-    return "\n".join([*lines, *_ends(cells)]) + "\n"
+    return "\n".join([*lines, *_ends(record), *_searched(cells)]) + "\n"
 
 
 def quickly(group: Sequence[Record]) -> str:
     """Of a quick version only what it is there for: whether what the paper claims holds, and who is first."""
     record = group[0]
     titles = "; ".join(plain(one.told["title"]) for one in group)
-    lines = [_heading(record, _command(record)), "", f"{titles}.", "", *_ends(record.cells), ""]
+    lines = [_heading(record, _command(record)), "", f"{titles}.", "", *_ends(record), ""]
     lines += [plain(record.told["about"]), ""] if record.told["about"] else []
     lines += [*leaders, ""] if (leaders := _leaders(record.told)) else []
     lines += claims_table(record.told["claims"], record.cells)
@@ -202,14 +211,26 @@ def _counts(verdicts: Sequence[str]) -> list[str]:
     return [str(verdicts.count(word)) for word in VERDICTS] if verdicts else [NONE] * len(VERDICTS)
 
 
-def _ends(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where a recipe's numbers come from, and what they took."""
+def _ends(record: Record) -> list[str]:
+    """Where a recipe's numbers come from, what they took, and what is not there."""
+    cells, absent = record.cells, record.told.get("absent", [])
     count = f"{len(cells)} run{'s' * (len(cells) != 1)}"
     spent = f"{count}, {duration(sum(cell['seconds'] or 0 for cell in cells))}"
     origins = [plain(sentence) for sentence in _origins(cells)]
+    if absent:
+        origins.append(f"**Not there: {plain(', '.join(absent))}.**")
     if len(origins) == 1:
         return [f"{spent}; {origins[0]}"]
     return [f"{spent}.", "", *(f"- {sentence}" for sentence in origins)]
+
+
+def _searched(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Whose settings a search has found, where there is one."""
+    found = {known: [label(cell) for cell in cells if cell.get("searched") is known] for known in (True, False)}
+    if not found[True]:
+        return ["", "Settings were not searched."] * bool(found[False])
+    others = f", those of {plain(', '.join(found[False]))} not" if found[False] else ""
+    return ["", f"Settings were searched{others}: `latecomer tune --recipe`."]
 
 
 def _origins(cells: Sequence[Mapping[str, Any]]) -> list[str]:

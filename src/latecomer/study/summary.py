@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ..runs.files import write
+from .recipe import Cell
 from .reproduce import Measured, Table, place
 
 
 def summary(table: Table) -> dict[str, Any]:
     """The table as JSON holds it, with all that a page has to say about where it comes from."""
-    asked = {(cell.row, cell.column): cell.fingerprint for cell in table.recipe.cells(table.quick)}
+    asked = {cell.key: cell for cell in table.recipe.cells(table.quick)}
+    there = {(cell.row, cell.column) for cell in table.cells}
     return {
         "recipe": table.recipe.name,
         "title": table.recipe.title,
@@ -23,7 +25,8 @@ def summary(table: Table) -> dict[str, Any]:
         "quick": table.quick,
         "made": time.strftime("%Y-%m-%d"),
         "metrics": list(table.recipe.metrics),
-        "cells": [_cell(cell) | {"settings": asked[cell.row, cell.column]} for cell in table.cells],
+        "cells": [_cell(cell) | _asked(table, asked[cell.row, cell.column]) for cell in table.cells],
+        "absent": [cell.label for key, cell in asked.items() if key not in there],
         "claims": [
             {
                 "claim": str(one.claim),
@@ -58,6 +61,11 @@ def _cell(cell: Measured) -> dict[str, Any]:
         "commit": about.get("commit"),
         "started": about.get("started"),
     }
+
+
+def _asked(table: Table, cell: Cell) -> dict[str, Any]:
+    """What the recipe asks of a run, and whether a search found its settings; None: it is not searched."""
+    return {"settings": cell.fingerprint, "searched": table.recipe.was_searched(cell, table.quick)}
 
 
 def _plain(value: float) -> float | None:

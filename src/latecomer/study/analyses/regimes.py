@@ -69,7 +69,7 @@ class Field:
     @property
     def tied(self) -> list[str]:
         """Those from which the best cannot be told apart."""
-        return [name for name, difference in self.behind.items() if not difference.told]
+        return [name for name, difference in self.behind.items() if not difference.low > 0]
 
     def text(self) -> str:
         """What stands in the field."""
