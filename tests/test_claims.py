@@ -27,6 +27,17 @@ def test_a_claim_is_about_every_run_it_does_not_tell_apart() -> None:
     assert told("accuracy: run=b, k=1 > run=a, k=1") == ["holds (70.0 and 50.0)"]
 
 
+def test_a_pair_has_the_same_words() -> None:
+    """However a table is sorted; where one of them is missing, the other's numbers are not held against it."""
+    claim = FigureClaim.read("accuracy: k=2 > k=1")
+    assert claim.checked(COLUMNS, [ROWS[3], ROWS[1], *ROWS[::2]]) == claim.checked(COLUMNS, ROWS)
+    assert claim.checked(COLUMNS, [ROWS[1], ROWS[2], ROWS[0]]) == [
+        "accuracy: k=2 > k=1: cannot be told, as not all of its rows are there"
+    ]
+    apart = [*ROWS[:2], ["c", 1, 70.0, 1.0], ["d", 2, 65.0, 2.0]]
+    assert claim.checked(COLUMNS, apart) == ["accuracy: k=2 > k=1: cannot be told, as not all of its rows are there"]
+
+
 def test_within_and_between_columns() -> None:
     assert told("accuracy: run=b, k=1 within 5 of run=b, k=2") == ["holds (70.0 and 65.0)"]
     assert told("accuracy: run=b, k=2 within 4.9 of run=b, k=1") == ["does not hold (65.0 and 70.0)"]

@@ -680,7 +680,7 @@ def test_a_batch_that_memory_cannot_hold(command: Command, engine: str, tmp_path
 def test_two_runs_of_one_second_have_folders_of_their_own(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("latecomer.runs.run.time.strftime", lambda _: "now")
+    monkeypatch.setattr("latecomer.runs.run.time.strftime", lambda *_: "now")
     ends = [command("run", "local", *SMALL, "--out", tmp_path).out.splitlines()[-1] for _ in range(2)]
     assert ends == [str(tmp_path / "local-digits-now"), str(tmp_path / "local-digits-now-2")]
     assert all((Path(end) / "result.json").exists() for end in ends)

@@ -51,6 +51,33 @@ def test_with_few_seeds_pairs_are_clients() -> None:
     assert (found.count, found.over, found.told) == (4, "clients", True)
 
 
+def test_of_unequal_seeds_each_counts_as_much() -> None:
+    """A gap of 12 in one seed, of 0, 1 and 2 in the other: mean (12 + 1) / 2, as the difference of the means of seeds.
+
+    Weights are 1/2 and 1/6, so the variance is (5.5^2 / 4 + (6.5^2 + 5.5^2 + 4.5^2) / 36) * 4 / 3.
+    """
+    better, worse = run({0: [22], 1: [10, 21, 32]}), run({0: [10], 1: [10, 20, 30]})
+    half = 3.182446 * math.sqrt((5.5**2 / 4 + (6.5**2 + 5.5**2 + 4.5**2) / 36) * 4 / 3)
+    found = paired(better, worse, "seen")
+    assert (found.mean, found.low, found.high) == pytest.approx((6.5, 6.5 - half, 6.5 + half), abs=1e-5)
+    ours, theirs = (one.measure("seen.accuracy") for one in (better, worse))
+    assert found.mean == sum(ours) / 2 - sum(theirs) / 2
+
+
+def test_equal_values_show_no_spread() -> None:
+    assert not interval([3.0, 3.0, 3.0], "seeds").told
+    assert (interval([0.0, 0.0], "seeds").low, interval([0.0, 0.0], "seeds").high) == (0, 0), "the same run twice"
+
+
+def test_a_gap_is_of_the_same_seed() -> None:
+    rows = [{"seed": 0, "client": 0, "role": "member", "accuracy": 70.0}]
+    for seed, budget, score in ((0, "M", 50.0), (1, "S", 80.0), (1, "M", 20.0)):
+        rows.append({"seed": seed, "client": 1, "role": "latecomer", "accuracy": score, "budget": budget})
+    told = Finished(Path("x"), {}, {}, {}, {"method": "m", "seeds": [0, 1]}, rows, [])
+    assert told.measure("gap.accuracy") == [-20.0], "no member of seed 1 has a score"
+    assert told.by_seed("unseen[budget=S].accuracy") == {1: 80.0}
+
+
 def test_with_five_seeds_pairs_are_seeds() -> None:
     """However many clients a seed has, it counts once: what they share, its training, is one draw."""
     better = run({seed: [50.0 + seed] * 4 for seed in range(5)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,6 +47,15 @@ def test_the_first_its_gain_and_who_cannot_be_told_from_it() -> None:
     )
     runs["local", "c"] = run([10, 11, 12], 70)
     assert leaders(METRICS, {"c": "fedavg"}, runs)[0].endswith("it is the simple row; all others have less.")
+
+
+def test_nobody_leads_who_has_less() -> None:
+    """Where a client of the first has no score, the same clients may say otherwise than the means."""
+    first, other = run([90, 10, 11], 70), run([20, 30, 31], 60)
+    first.rows[1]["accuracy"], other.rows[1]["accuracy"] = 90.0, math.nan
+    (said,) = leaders(("unseen.accuracy",), {"c": "other"}, {("first", "c"): first, ("other", "c"): other})
+    assert "first has most, 37.0" in said
+    assert said.endswith("as good may be: other.")
 
 
 def test_whoever_is_best_is_hardly_ever_left_out() -> None:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from console import Command
 from latecomer import methods
-from latecomer.cli.reproduce import pages, plain
+from latecomer.cli.columns import grid, pages
 from latecomer.errors import LatecomerError, SettingError, UnknownName
 from latecomer.runs.experiment import Experiment
 from latecomer.runs.run import Run
@@ -261,6 +261,31 @@ def test_a_claim_that_is_false_does_not_hold(own: Path, command: Command) -> Non
     assert "97.5 ± 0.5" in full.out
 
 
+def test_what_searches_found_is_of_what_they_searched(own: Path, command: Command) -> None:
+    told = OWN.replace(
+        "[numbers", '[tune.search.local]\nlr = "0.01|0.1"\n[tune.search.untrained]\nlr = "1|2"\n[numbers'
+    )
+    own.write_text(told)
+    beside = own.with_name("own.tuned.toml")
+    for found, said in (
+        ("[rows.lokal]\nlr = 0.1", "local"),
+        ("[rows.local]\nrounds = 9", "searched setting of local"),
+        ("[rows.local.at.x]\nlr = 0.1", "column"),
+    ):
+        beside.write_text(found)
+        with pytest.raises(UnknownName, match=said):
+            Recipe.find(str(own))
+    beside.write_text("[rows.local]\nlr = 0.1\n")
+    recipe = Recipe.find(str(own))
+    assert [cell.settings["lr"] for cell in recipe.cells()] == [0.1, 1e-9]
+    assert [cell.settings["lr"] for cell in recipe.cells(quick=True)] == [0.05, 1e-9], "of the full version alone"
+    done = command("reproduce", own, "--out", own.parent / "runs")
+    assert done.code == 2
+    assert "not fair yet: settings of untrained were not searched, those of others were" in done.err
+    summary = json.loads(next(own.parent.glob("runs/*/summary.json")).read_text())
+    assert [cell["searched"] for cell in summary["cells"]] == [True, False]
+
+
 def test_a_figure_that_cannot_be_made_leaves_the_table(own: Path, command: Command) -> None:
     own.write_text(OWN + '[analysis]\nname = "spearman"\n', encoding="utf-8")
     done = command("reproduce", own, "--quick", "--only", "local", "--out", own.parent / "runs", "--device", "cpu")
@@ -278,7 +303,7 @@ def test_tables_are_cut_into_pages_and_no_number_is(room: int) -> None:
     shown = Console(width=room, no_color=True)
     with shown.capture() as screen:
         for page in made:
-            shown.print(plain(page))
+            shown.print(grid(page))
     told = screen.get()
     assert "…" not in told
     assert told.count("81.9 ± 10.0") == 5
@@ -317,6 +342,10 @@ def test_gap_is_of_latecomers_less_members(tmp_path: Path, command: Command) -> 
         ("untrained > local", "untrained < local", SettingError, "METRIC: ROW"),
         ("untrained > local", "untrained > lokal", UnknownName, "local"),
         ("[quick.settings]", "[quick.setting]", UnknownName, "settings"),
+        ("[quick.settings]", "[quick.row.lokal]", UnknownName, "local"),
+        ("[quick.settings]", "[quick.column.x]", UnknownName, "column of"),
+        ("[rows.local]", "[rows.local.at.x]", UnknownName, "column of"),
+        ("untrained > local", "untrained@x > local", SettingError, "a column on one side only"),
         ('"seen.accuracy"]\nclaims', '"all.accuracy"]\nclaims', SettingError, "GROUP.SCORE"),
     ],
 )

@@ -87,6 +87,16 @@ def test_a_tie_is_shown_as_one(tmp_path: Path) -> None:
     assert analysis.notes[0] == "Of 1 fields, alone at the top: nobody any; 1 are ties."
 
 
+def test_runs_of_a_field_that_differ_besides_are_said(tmp_path: Path) -> None:
+    some = {"partition": "rotations", "cohort": 5, "model": "mlp"}
+    one = fabricate(tmp_path, "fedavg", [50, 52], **some)
+    assert found(one, fabricate(tmp_path, "pefll", [60, 44], **some)).notes[2:] == []
+    other = fabricate(tmp_path, "flowdup", [60, 44], **some | {"cohort": 50, "model": "lenet"})
+    assert found(one, other).notes[2:] == [
+        "Runs of one field differ in cohort, model, too, not in their methods alone."
+    ]
+
+
 def test_shorter_trainings_are_read_off_the_round_that_validation_selects(tmp_path: Path) -> None:
     """At 10 rounds 30 against 20, at 20 rounds 40 against 70; what came at round 30 validation did not select."""
     runs = [
@@ -157,3 +167,10 @@ def test_the_recipe_has_rows_in_some_columns_and_columns_that_are_tuned_elsewher
     assert searched == {f"{kind}-{n}{free}" for kind in ("classes", "turned", "permuted") for n in (20, 100)
                         for free in ("", "-unlabelled")}  # fmt: skip
     assert not any("tuned_at" in cell.settings or "columns" in cell.settings for cell in recipe.cells())
+
+
+def test_columns_that_are_searched_elsewhere_say_so() -> None:
+    recipe = Recipe.find("regimes/fashion-mnist")
+    with pytest.raises(SettingError, match=r"Of classes-5 nothing is searched: .* are searched at classes-20"):
+        table.cells(recipe, False, ["classes-5"])
+    assert {cell.column for cell in table.cells(recipe, False, ["classes-5", "turned-20"])} == {"turned-20"}

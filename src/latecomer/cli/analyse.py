@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from ..errors import SettingError
 from ..settings import settings_of
 from ..study import analyses
 from . import flags, screen
+from .columns import grid, pages
 from .show import lines
 from .streams import plain
 
@@ -36,8 +35,7 @@ def main(words: list[str]) -> int:
             raise SettingError(f"Say which runs: latecomer analyse {name} RUN...; --help says more.")
         found = analyses.analyse(name, runs, given)
         written, missed = found.save(Path(folder or Path(found.about["runs"][0]) / "analyses"), name)
-    screen.out(found.title)
-    screen.out(table(found))
+    show(found)
     for note in (*found.notes, *missed):
         screen.err(f"Note: {note}")
     for path in written:
@@ -45,15 +43,17 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def table(found: analyses.Analysis) -> Table:
-    """Numbers to four digits; columns of text stand left."""
-    shown = Table(box=None, pad_edge=False)
-    for place, heading in enumerate(found.columns):
-        text = any(isinstance(row[place], str) for row in found.rows if place < len(row))
-        shown.add_column(plain(heading), justify="left" if text else "right")
-    for row in found.rows:
-        shown.add_row(*(cell(value) for value in row))
-    return shown
+def show(found: analyses.Analysis) -> None:
+    """Its table, numbers to four digits; the first columns of text say what a row is about."""
+    columns = [
+        (plain(head), [cell(row[place]) for row in found.rows if place < len(row)])
+        for place, head in enumerate(found.columns)
+    ]
+    texts = [all(isinstance(row[place], str) for row in found.rows) for place in range(len(columns))]
+    names = max(1, [*texts, False].index(False))
+    screen.out(found.title)
+    for page in pages(columns[:names], [[column] for column in columns[names:]], screen.width()):
+        screen.out(grid(page, names))
 
 
 def cell(value: Any) -> str:

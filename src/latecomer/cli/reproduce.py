@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table as Grid
-
 from ..errors import LatecomerError, RunError
 from ..settings import parse, setting, settings_of
 from . import flags, screen
+from .columns import Column, grid, pages
 from .show import lines
 
 if TYPE_CHECKING:
@@ -95,14 +93,13 @@ def analysed(table: Table, out: Path) -> list[Path]:
         return []
     from ..study import analyses, reproduce
     from ..study.claims import FigureClaim
-    from .analyse import table as laid_out
+    from .analyse import show as show_analysis
 
     wanted = table.recipe.analysed(table.quick)
     rows = wanted.get("rows", table.recipe.rows)
     runs = [cell.run.path for cell in table.cells if cell.row in rows]
     found = analyses.analyse(str(wanted["name"]), runs, wanted["settings"])
-    screen.out(found.title)
-    screen.out(laid_out(found))
+    show_analysis(found)
     claims = [FigureClaim.read(claim).checked(found.columns, found.rows) for claim in wanted.get("claims", [])]
     told = [sentence for some in claims for sentence in some]
     for sentence in told:
@@ -117,10 +114,6 @@ def analysed(table: Table, out: Path) -> list[Path]:
     return written
 
 
-Column = tuple[str, list[str]]
-"""A heading, and what stands under it."""
-
-
 def show(table: Table) -> None:
     """A line a cell: ours, the paper's, the difference, and what it took; what it is better by; what was claimed."""
     recipe = table.recipe
@@ -132,13 +125,13 @@ def show(table: Table) -> None:
     names += [("column", [cell.column for cell in cells])] if recipe.columns != ("",) else []
     blocks = [scored(metric, cells) for metric in recipe.metrics]
     for page in pages(names, [*blocks, costs(cells)], room):
-        screen.out(plain(page))
+        screen.out(grid(page))
     if any(gain is not None for cell in cells for gain in cell.gain.values()):
         best = sorted({*table.simplest.values()})
         screen.out(f"More than {' or '.join(best)}, of the simple rows the one that validation data like best:")
         gains = [[(heading(metric), [str(cell.gain[metric] or "") for cell in cells])] for metric in recipe.metrics]
         for page in pages(names, gains, room):
-            screen.out(plain(page))
+            screen.out(grid(page))
     for sentence in table.leaders:
         screen.out(sentence)
     for one in table.claims:
@@ -164,33 +157,9 @@ def costs(cells: Sequence[Measured]) -> list[Column]:
     return [*found, ("seconds", [f"{cell.run.result.get('seconds', math.nan):.0f}" for cell in cells])]
 
 
-def pages(names: list[Column], blocks: Sequence[list[Column]], room: int) -> list[list[Column]]:
-    """Columns that fit beside each other; each page begins with the names of the rows."""
-
-    def width(columns: Sequence[Column]) -> int:
-        return sum(3 + max(len(word) for word in (*head.split("\n"), *words)) for head, words in columns)  # with gaps
-
-    found = [list(names)]
-    for block in blocks:
-        if len(found[-1]) > len(names) and width([*found[-1], *block]) > room:
-            found.append(list(names))
-        found[-1] += block
-    return found
-
-
 def heading(metric: str) -> str:
     """A metric in lines, so that a column is no wider than its numbers."""
     return re.sub(r"\.|_(?!classes)", "\n", metric).replace("_", " ")
-
-
-def plain(columns: Sequence[Column]) -> Grid:
-    """A table without lines between its columns."""
-    table = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=False)
-    for place, (head, _) in enumerate(columns):
-        table.add_column(head, justify="right" if place else "left", no_wrap=True)
-    for row in zip(*(words for _, words in columns), strict=True):
-        table.add_row(*row)
-    return table
 
 
 def both(mean: float, spread: float) -> str:

@@ -79,7 +79,7 @@ class Experiment:
             **surroundings(self.settings.device),
             "python": platform.python_version(),
             "commit": _commit(),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S"),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),  # machines may be in several zones
             "splits": [federation.digest() for federation in federations],
         }
         tables = {"run": dataclasses.asdict(self.settings), "method": dict(self.own), "about": about}

@@ -5,8 +5,9 @@
     accuracy: neighbours=7 within 0.2 of neighbours=14
 
 A side names a column and the rows that have these values. Where several rows have them, of several runs say, the claim
-is about each pair, in the table's order. A table has no intervals: only the sign of a difference is looked at. Nothing
-is told of numbers that are the same as they are shown, nor where one of the two is none.
+is about each pair, whose rows have the same words in columns of which it says nothing. A table has no intervals: only
+the sign of a difference is looked at. Nothing is told of numbers that are the same as they are shown, nor where one of
+the two is none.
 """
 
 from __future__ import annotations
@@ -53,9 +54,16 @@ class FigureClaim:
             if name not in columns:
                 raise UnknownName("column of a claim", name, columns)
         some, others = ([row for row in rows if _has(columns, row, wanted)] for wanted in self.sides)
-        if not some or len(some) != len(others):
-            return [f"{self.text}: cannot be told, as not all of its rows are there"]
         here, there = (columns.index(name) for name in self.metrics)
+        free = [k for k in range(min(here, there)) if columns[k] not in {*self.sides[0], *self.sides[1]}]
+        words = [k for k in free if all(isinstance(row[k], str) for row in (*some, *others))]
+        if len(some) > 1 or len(others) > 1:
+            some, others = (sorted(side, key=lambda row: [row[k] for k in words]) for side in (some, others))
+            pairs = [[row[k] for k in words] for row in some] == [[row[k] for k in words] for row in others]
+        else:
+            pairs = bool(some and others)
+        if not pairs:
+            return [f"{self.text}: cannot be told, as not all of its rows are there"]
         # Columns before the numbers say which run a row is of, and more: a pair is called by those that it shares.
         apart = [k for k in range(min(here, there)) if len({str(row[k]) for row in some}) > 1]
         found = []

@@ -22,7 +22,7 @@ from ...errors import SettingError
 from ...settings import setting
 from ..compare import Difference, interval, paired
 from ..figure import Panels, Tile, Tiles
-from ..finished import Finished
+from ..finished import Finished, differing
 from . import Analysis
 
 read = Finished.read
@@ -91,7 +91,7 @@ def analyse(runs: Sequence[Finished], asked: Settings) -> Analysis:
         fields[regime, end] = at_the_end(some, asked.score)
     rows = [row(*key, fields[key]) for key in sorted(fields, key=lambda key: (_order(key[0]), key[1]))]
     title = f"Who is best on latecomers: {asked.score.replace('_', ' ')} of {runs[0].data}, %"
-    return Analysis(title, COLUMNS, rows, picture(title, fields), [_counted(fields), NOTE])
+    return Analysis(title, COLUMNS, rows, picture(title, fields), [_counted(fields), NOTE, *_unequal(groups)])
 
 
 def sorted_by_regime(runs: Sequence[Finished]) -> dict[Regime, dict[str, Finished]]:
@@ -186,6 +186,15 @@ def picture(title: str, fields: Mapping[tuple[Regime, int], Field]) -> Panels:
             name = f"{kind}, latecomers {label}" if mine else f"{kind}, latecomers {label}: no runs"
             tables.append(Tiles(name, "examples a client has", "rounds", columns, times, tiles))
     return Panels(title, tables, columns=len(kinds))
+
+
+def _unequal(groups: Mapping[Regime, Mapping[str, Finished]]) -> list[str]:
+    """A note where runs of a field did not have the same conditions; who sends nothing has no rounds to share."""
+    found = set()
+    for some in groups.values():
+        equal = [run for run in some.values() if (run.result.get("bytes") or {}).get("down") != 0]
+        found |= {name for name in differing(equal) if name in equal[0].settings} - {"method"} if equal else set()
+    return [f"Runs of one field differ in {', '.join(sorted(found))}, too, not in their methods alone."] * bool(found)
 
 
 def _examples(regime: Regime) -> str:

@@ -36,7 +36,12 @@ def cells(recipe: Recipe, quick: bool, only: Sequence[str]) -> list[Cell]:
     if not wanted:
         raise SettingError(f"{recipe.name} has no [tune.search], so there is nothing to tune.")
     there = [cell for cell in replace(recipe, tuned={}, tuned_quick={}).chosen(quick, only) if cell.row in wanted]
-    return [cell for cell in there if recipe.tuned_at(cell.column) == cell.column]
+    found = [cell for cell in there if recipe.tuned_at(cell.column) == cell.column]
+    if not found:
+        elsewhere = ", ".join(dict.fromkeys(recipe.tuned_at(cell.column) for cell in there))
+        hint = f"settings of these columns are searched at {elsewhere}" if elsewhere else "[tune.search] names none"
+        raise SettingError(f"Of {', '.join(only) or recipe.name} nothing is searched: {hint}.")
+    return found
 
 
 def search(recipe: Recipe, cell: Cell, place: Mapping[str, Any]) -> Search:
