@@ -68,7 +68,7 @@ def test_a_winner_that_can_be_told_apart_has_the_field_to_itself(tmp_path: Path)
     assert analysis.rows == [expected]
     (tile,) = tiles(analysis)["classes, latecomers with labels"].tiles
     assert (tile.names, tile.text) == (["pefll"], "pefll 60.0\n+10.0 to fedavg")
-    assert analysis.notes[0] == "Of 1 fields, alone at the top: pefll 1; 0 are ties."
+    assert analysis.notes[0] == "Fields: 1. pefll leads in 1."
 
 
 def test_a_tie_is_shown_as_one(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_tie_is_shown_as_one(tmp_path: Path) -> None:
     assert analysis.rows[0][8] == "fedavg"
     (tile,) = tiles(analysis)["permuted labels, latecomers with labels"].tiles
     assert (tile.names, tile.text) == (["pefll", "fedavg"], "pefll 52.0\ntie of 2")
-    assert analysis.notes[0] == "Of 1 fields, alone at the top: nobody any; 1 are ties."
+    assert analysis.notes[0] == "Fields: 1. ties: 1."
 
 
 def test_runs_of_a_field_that_differ_besides_are_said(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_runs_of_a_field_that_differ_besides_are_said(tmp_path: Path) -> None:
     assert found(one, fabricate(tmp_path, "pefll", [60, 44], **some)).notes[2:] == []
     other = fabricate(tmp_path, "flowdup", [60, 44], **some | {"cohort": 50, "model": "lenet"})
     assert found(one, other).notes[2:] == [
-        "Runs of one field differ in cohort, model, too, not in their methods alone."
+        "Runs of one field differ in --cohort, --model, too, not in their methods alone."
     ]
 
 

@@ -105,6 +105,19 @@ def test_validators_select_and_neither_train_nor_come_late() -> None:
     assert result["unseen"]["accuracy"] == pytest.approx(late.summary()["accuracy"], abs=1e-3)
 
 
+def test_where_a_server_learns_nothing_members_select_the_round() -> None:
+    """Validators train the same models at every round: of all, the first evaluation would win."""
+    found = []
+    for validators in (0, 2):
+        going = training((True,) * 10, 2, "local", rounds=4, cohort=5, evaluate_every=1)
+        going.federations[0] = replace(going.federations[0], validators=validators)
+        found.append([line["runs"][0]["validation"] for line in going.go() if line])
+        assert going.best[0] is not None
+        assert going.best[0].validation == max(found[-1])
+    assert found[0] == found[1]
+    assert len({*found[0]}) > 1
+
+
 def test_a_validators_labels_score_and_are_not_trained_on() -> None:
     """An unlabelled one shows what it is scored by, its val labels, and nothing else."""
     labelled = (True,) * 5 + (False,) * 5

@@ -39,8 +39,14 @@ class SettingError(LatecomerError):
 class UnknownName(SettingError):
     def __init__(self, kind: str, name: str, allowed: Iterable[str]) -> None:
         allowed = sorted(allowed)
-        near = difflib.get_close_matches(name.lower(), allowed, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(allowed)}."
+        folder = name[: name.rfind("/") + 1]  # where all share it, it makes nothing near
+        shared = len(folder) if all(one.startswith(folder) for one in allowed) else 0
+        own = {one[shared:]: one for one in allowed}
+        near = difflib.get_close_matches(name[shared:].lower(), own, n=1, cutoff=0.5)
+        parts = {one.partition("/")[0] for one in own}
+        part = difflib.get_close_matches(name.lower(), parts, n=1) if len(parts) < len(own) else []
+        some = [one for one in allowed if one.startswith(f"{part[0]}/")] if part else allowed
+        hint = f"did you mean {own[near[0]]!r}?" if near else f"there are: {', '.join(some)}."
         super().__init__(f"There is no {kind} {name!r}; {hint}")
 
 

@@ -169,7 +169,9 @@ class Training:
             judges = self._judges(self.states)
         lines = []
         for run, (scores, digest) in enumerate(zip(seen, digests, strict=True)):
-            validation = (judges[run] or scores).summary("val")[self.plan.select]
+            # Where a server learns nothing, validators have the same models at every round, and cannot tell them apart.
+            judge = judges[run] if learned[run] or self.judged else None
+            validation = (judge or scores).summary("val")[self.plan.select]
             best = self.best[run]
             if best is None or not validation <= best.validation:  # without validation data, NaN: the last round counts
                 self.best[run] = Best(self.round, validation, keepsake(self.states[run]), scores)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ from .streams import plain
 USAGE = """Usage: latecomer analyse NAME RUN... [--setting value ...] [-o FOLDER]
 
 Prints a table, and writes it with its figure to FOLDER/NAME.json and FOLDER/NAME.svg, by default in the first run's own
-folder `analyses`. Nothing is trained. Without a name it lists the analyses; latecomer analyse NAME --help says what
-one can be told.
+folder `analyses`. Nothing is trained but what a client trains to get its model. Without a name it lists the analyses;
+latecomer analyse NAME --help says what one can be told.
 """
 
 
@@ -44,9 +46,9 @@ def main(words: list[str]) -> int:
 
 
 def show(found: analyses.Analysis) -> None:
-    """Its table, numbers to four digits; the first columns of text say what a row is about."""
+    """Its table; the first columns of text say what a row is about."""
     columns = [
-        (plain(head), [cell(row[place]) for row in found.rows if place < len(row)])
+        (plain(head), cells([row[place] for row in found.rows if place < len(row)]))
         for place, head in enumerate(found.columns)
     ]
     texts = [all(isinstance(row[place], str) for row in found.rows) for place in range(len(columns))]
@@ -56,10 +58,21 @@ def show(found: analyses.Analysis) -> None:
         screen.out(grid(page, names))
 
 
-def cell(value: Any) -> str:
-    if isinstance(value, float):
-        return "-" if value != value else f"{value:.4g}"
-    return plain(str(value))
+def cells(values: Sequence[Any]) -> list[str]:
+    """A column. Round numbers stand as they are; else the largest has four digits, percent one behind the point."""
+    numbers = [abs(value) for value in values if isinstance(value, float) and math.isfinite(value)]
+    largest = max(numbers, default=0.0)
+    digits = 1 if 10 < largest <= 100 else max(0, 3 - math.floor(math.log10(largest))) if largest else 1
+    plainly = digits <= 6 and any(value != float(f"{value:.4g}") for value in numbers)
+
+    def one(value: Any) -> str:
+        if not isinstance(value, float):
+            return plain(str(value))
+        if value != value:
+            return "-"
+        return f"{value:.{digits}f}" if plainly else f"{value:.4g}"
+
+    return [one(value) for value in values]
 
 
 def explain(words: list[str]) -> None:

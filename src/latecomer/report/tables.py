@@ -94,11 +94,13 @@ def costs(section: Section) -> Table:
     """What training took."""
     rows = []
     for name, run in zip(section.names, section.runs, strict=True):
+        earlier = run.setting("start") or run.setting("continue_from")
         each = run.result.get("bytes_per_client_round") or {}
         selected = run.result.get("selected_rounds") or []
         rows.append(
             [
-                *(name, run.method, f"{run.result['rounds']:,}", _rounds(selected)),
+                *(f"{name}, after {earlier}" if earlier else name, run.method),
+                *(f"{run.result['rounds']:,}", _rounds(selected)),
                 *(decimal(each.get(way, math.nan) / 1000) for way in ("down", "up")),
                 decimal(megabytes(run)),
                 decimal(run.result["seconds"]),
@@ -107,7 +109,7 @@ def costs(section: Section) -> Table:
     columns = ["run", "method", "rounds", "selected", "kB down", "kB up", "MB, a seed", "seconds"]
     caption = (
         "What training took: bytes to and from a client in a round, all bytes of one seed, and the seconds of all "
-        "seeds, which train side by side."
+        "seeds, which train side by side. A run after another one began with its model, whose cost is not among these."
     )
     return Table(caption, columns, [("", rows)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -93,7 +94,13 @@ class Voting:
         return rescored(self.trained, method, self.states, self.trained.federations, self.asked)
 
     def summary(self, **settings: Any) -> dict[str, float]:
-        return over_seeds(self.scores(**settings))
+        return summarised(self.scores(**settings))
+
+
+def summarised(scores: Sequence[Scores]) -> dict[str, float]:
+    """Means over seeds, and deviations, of which a single seed has none."""
+    alone = {"std": math.nan, "own_std": math.nan} if len(scores) == 1 else {}
+    return over_seeds(scores) | alone
 
 
 def cells(summary: Mapping[str, float]) -> list[float]:

@@ -105,8 +105,9 @@ function curves(given, all, chosen) {
     return [{ ...band, type: "scatter", mode: "lines", line: { width: 0 } }, course];
   });
   const bands = given.seeds > 1 ? "bands are one standard deviation over the seeds" : "one seed, so there are no bands";
-  const instead = group === asked ? "" : " Latecomers were not watched while training (--watch-unseen), so these are the members.";
-  const lacking = all.length - runs.length ? ` ${all.length - runs.length} of the runs did not watch them.` : "";
+  const instead = group === asked || !runs.length ? "" : " Latecomers were not watched while training (--watch-unseen), so these are the members.";
+  const missing = all.length - runs.length;
+  const lacking = !runs.length ? " No run has scores of them on the way; of latecomers --watch-unseen makes some." : missing ? ` ${missing} of the runs ${missing === 1 ? "has" : "have"} no scores of them on the way.` : "";
   return {
     traces, layout: layout(titles[chosen.against], "mean test accuracy, %"),
     caption: `${given.groups[group]}, ${given.among[chosen.among]}; ${bands}.${instead}${lacking}`,

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ...evaluate import over_seeds
 from ...handover.meet import thinned
 from ...handover.trained import Trained
 from ...settings import setting
 from ..figure import AXES, Figure
-from ..rescore import COLUMNS, Scoring, Voting, cells, line, rescored
+from ..rescore import COLUMNS, Scoring, Voting, cells, line, rescored, summarised
 from . import Analysis, labels
 
 read = Trained.load
@@ -59,7 +58,7 @@ def _datastores(run: Trained, asked: Settings) -> dict[float, dict[str, float]]:
 def _data(run: Trained, asked: Settings) -> dict[float, dict[str, float]]:
     late = replace(asked, who="latecomers")  # what a member keeps was learned from all its data
     return {
-        share: over_seeds(rescored(run, run.method, run.states, [thinned(one, share) for one in run.federations], late))
+        share: summarised(rescored(run, run.method, run.states, [thinned(one, share) for one in run.federations], late))
         for share in asked.capacities
         if share
     }

@@ -38,6 +38,6 @@ def analyse(runs: Sequence[Finished], asked: Settings) -> Analysis:
         rows += [[name, *point] for point in points]
         rounds, means, around = (list(column) for column in zip(*points, strict=True))
         series.append(banded(name, rounds, means, around))
-    title = "Accuracy throughout training"
+    title = f"Accuracy of {asked.who} throughout training"
     figure = Figure(title, "lines", "round", AXES[asked.score], series)
     return Analysis(title, ["run", "round", asked.score, "std"], rows, figure)

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from ...errors import SettingError
-from ...evaluate import over_seeds
 from ...handover.meet import thinned
 from ...handover.trained import Trained
 from ...methods.odpflhn import ODPFLHN
 from ...settings import setting
 from ..figure import Figure
-from ..rescore import Scoring, line, rescored
+from ..rescore import Scoring, line, rescored, summarised
 from . import Analysis, labels
 
 read = Trained.load
@@ -43,7 +42,7 @@ def analyse(runs: Sequence[Trained], asked: Settings) -> Analysis:
         sizes = [round(fmean(some), 1) for some in late]
         for epsilon in (0.0, *sorted(asked.epsilons, reverse=True)):
             private = replace(method, epsilon=epsilon, delta=asked.delta, epsilon_budget=0.0)
-            along = [over_seeds(rescored(run, private, run.states, some, scoring)) for some in fewer.values()]
+            along = [summarised(rescored(run, private, run.states, some, scoring)) for some in fewer.values()]
             label = f"epsilon {epsilon:g}" if epsilon else "no privacy"
             rows += [
                 [name, label, share, size, found["accuracy"], found["std"]]

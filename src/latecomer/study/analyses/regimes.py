@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from ...errors import SettingError
-from ...settings import setting
+from ...settings import flag, setting
 from ..compare import Difference, interval, paired
 from ..figure import Panels, Tile, Tiles
 from ..finished import Finished, differing
@@ -194,7 +194,9 @@ def _unequal(groups: Mapping[Regime, Mapping[str, Finished]]) -> list[str]:
     for some in groups.values():
         equal = [run for run in some.values() if (run.result.get("bytes") or {}).get("down") != 0]
         found |= {name for name in differing(equal) if name in equal[0].settings} - {"method"} if equal else set()
-    return [f"Runs of one field differ in {', '.join(sorted(found))}, too, not in their methods alone."] * bool(found)
+    return [
+        f"Runs of one field differ in {', '.join(map(flag, sorted(found)))}, too, not in their methods alone."
+    ] * bool(found)
 
 
 def _examples(regime: Regime) -> str:
@@ -206,8 +208,9 @@ def _order(regime: Regime) -> tuple[str, str, float]:
 
 
 def _counted(fields: Mapping[tuple[Regime, int], Field]) -> str:
-    """How often each method has a field to itself."""
+    """How often each method leads, and how many fields have no leader."""
     won = Counter(field.best for field in fields.values() if not field.tied and field.second)
-    told = ", ".join(f"{name} {count}" for name, count in won.most_common()) or "nobody any"
-    ties = sum(bool(field.tied) for field in fields.values())
-    return f"Of {len(fields)} fields, alone at the top: {told}; {ties} are ties."
+    told = [f"{name} leads in {count}" for name, count in won.most_common()]
+    told += [f"ties: {ties}"] if (ties := sum(bool(field.tied) for field in fields.values())) else []
+    told += [f"with one method only: {lone}"] if (lone := sum(not field.second for field in fields.values())) else []
+    return f"Fields: {len(fields)}. {', '.join(told)}."
