@@ -7,11 +7,20 @@ is left is the sum of the squares of their other singular values, and of what no
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from latecomer import tree
+from latecomer.clients import Clients
+from latecomer.data import Federation
+from latecomer.engines import make
+from latecomer.methods.pfedhn import PFedHN
 from latecomer.nets.hyper import Hypernetwork
+from latecomer.nets.net import Net
+from latecomer.task import Batch, Task
+from latecomer.tree import Tree
 
 WEIGHTS, CLIENTS, EXAMPLES, K = 6, 9, 11, 2  # d, n, rows of X_i, and the size of an embedding
 HYPER = Hypernetwork(K, {"theta": torch.Size([WEIGHTS])}, hidden=K, depth=0)  # two linear layers in a row
@@ -112,3 +121,47 @@ def test_with_the_bias_that_hypernetworks_have_it_is_pca_about_the_mean() -> Non
     weights, v = linear(u, mean), (ALONE - mean) @ u
     assert float(loss(weights, v)) == pytest.approx(LEFT + float(values[K:].square().sum()), abs=1e-11)
     assert steepness(weights, v, ["1.weight", "1.bias"]) < 1e-10
+
+
+class Regressor(nn.Linear):
+    """x' theta. Labels are classes, so an example brings its y as its last number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, :-1])
+
+
+class Regression(Task):
+    """The proposition's loss, |X theta - y|^2."""
+
+    def loss(self, params: Tree, batch: Batch) -> Tensor:
+        return (self.logits(params, batch.x)[:, 0] - batch.x[:, -1]).square().sum()
+
+
+@pytest.mark.parametrize("engine", ["vector", "loop"])
+def test_a_round_of_all_clients_is_a_step_along_the_gradient_of_the_proposition(engine: str) -> None:
+    """As X_i'X_i = I, a full-batch step moves theta_i by 2 eta (alone_i - theta_i), and k of them by 1 - (1 - 2 eta)^k
+    of the whole way. The server takes the mean of these through the chain rule; the gradient of the objective is the
+    sum of 2 (theta_i - alone_i) through it. So a round is a step along it, times that share, divided by 2 n."""
+    steps, eta, rate = 3, 0.1, 0.5
+    examples = torch.cat([X, Y[..., None]], -1).flatten(0, 1).numpy()
+    rows = np.arange(len(examples)).reshape(CLIENTS, EXAMPLES).tolist()
+    labels = np.zeros(len(examples), np.int64)
+    federation = Federation.from_arrays(examples, labels, train=rows, val=rows, test=rows, members=CLIENTS, classes=2)
+    task = Regression(Net(lambda: Regressor(WEIGHTS, 1, bias=False)), (WEIGHTS + 1,), 2, torch.float64)
+    local = {"steps": steps, "batch": EXAMPLES, "lr": eta, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
+    server = {"server_lr": rate, "server_momentum": 0.0, "server_decay": 0.0, "embedding": K, "hidden": K, "depth": 0}
+    method = PFedHN(task=task, clients=CLIENTS, members=CLIENTS, **local, **server)  # type: ignore[arg-type]
+
+    generator = torch.Generator().manual_seed(2)
+    weights = linear(torch.randn(WEIGHTS, K, generator=generator, dtype=torch.float64))
+    v = torch.randn(CLIENTS, K, generator=generator, dtype=torch.float64)
+    learned = {"hyper": weights, "embedding": v}
+    state = {"ids": torch.arange(CLIENTS), "learned": learned, "optimiser": method.optimiser.init(learned)}
+    after = method.round(state, Clients(make(engine, method, [federation], "cpu"), torch.arange(CLIENTS), 0))
+
+    gradient = torch.func.grad(lambda at: loss(at["hyper"], at["embedding"]))(learned)
+    share = (1 - (1 - 2 * eta) ** steps) / (2 * CLIENTS)
+    for name, moved in tree.flatten(tree.sub(after["learned"], learned)).items():
+        wanted = -rate * share * tree.flatten(gradient)[name]
+        assert float(wanted.abs().max()) > 1e-3, name
+        torch.testing.assert_close(moved, wanted, rtol=2e-8, atol=0)  # replies are divided by n in single precision

@@ -60,23 +60,29 @@ class Certificate:
     holds: str  # of whom or what the bound speaks, and how surely
     assumes: list[str]
     risks: list[tuple[str, float]]  # measured: whose error it is, and the error
-    least: bool = False  # the theorem's own bound is this or more, since something in it is only known from below
+    floor: float | None = None  # something in the theorem is not known: its bound is no less; None: all is known
     about: dict[str, Any] = field(default_factory=dict)  # of which run, and what it was told
 
     @property
     def vacuous(self) -> bool:
-        """Whether it says no more than everybody knows: that at most all examples are wrong."""
-        return not self.bound < 1
+        """Whether it surely says no more than everybody knows: that at most all examples are wrong."""
+        return not (self.bound if self.floor is None else self.floor) < 1
 
     @property
     def verdict(self) -> str:
         """What a reader should take home, in a sentence."""
-        at = f"{'at least ' if self.least else ''}{self.bound:.4g}"
+        if self.floor is None:
+            vacuous = "vacuous, for no error is above 1" if self.vacuous else "not vacuous"
+            return f"The bound is {self.bound:.4g}: it is {vacuous}."
+        estimate = (
+            f"The formula comes to {self.bound:.4g}, an estimate: terms of it are not known, and what the theorem says "
+            "may be more or less."
+        )
         if self.vacuous:
-            return f"The bound is {at}: it is vacuous, for no error is above 1."
-        if self.least:
-            return f"The bound is {at}: no certificate, since terms of it are only known from below."
-        return f"The bound is {at}: it is not vacuous."
+            return f"{estimate} It is at least {self.floor:.4g}, so it is vacuous, for no error is above 1."
+        return (
+            f"{estimate} Nothing shows that it is vacuous (it is at least {self.floor:.4g}), but it is no certificate."
+        )
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""
@@ -85,12 +91,34 @@ class Certificate:
 
 
 def gaps(train: float, members: float, latecomers: float) -> list[tuple[str, float]]:
-    """Errors on members' training examples and on test examples, and how far these are above; NaN: nobody came late."""
-    found = [("members, training examples", train), ("members, test examples", members)]
-    found += [("true gap, members", members - train)]
-    if not math.isnan(latecomers):
-        found += [("latecomers, test examples", latecomers), ("true gap, latecomers", latecomers - train)]
+    """Errors on members' training examples and on test examples, and how far these are above; NaN: there are none."""
+    found = [("members, training examples", train)]
+    for who, error in (("members", members), ("latecomers", latecomers)):
+        if not math.isnan(error):
+            found += [(f"{who}, test examples", error), (f"true gap, {who}", error - train)]
     return found
+
+
+def remarks(run: Trained, best: str, strangers: str = "") -> list[str]:
+    """What a reader has to know of a run besides what its theorem assumes of all: `best` says what holds of the best of
+    several seeds, `strangers` what it means for the theorem that latecomers were drawn otherwise than members."""
+    settings, found = run.experiment.settings, []
+    if len(run.seeds) > 1:
+        found.append(
+            f"holds for one of the run's {len(run.seeds)} seeds, if it was chosen (--server) before results were seen; "
+            f"{best}"
+        )
+    otherwise = {
+        "--unlike": settings.unlike,
+        "--unseen-alpha": settings.unseen_alpha if settings.unseen_alpha != settings.alpha else 0,
+        "--unseen-rotations": settings.unseen_rotations,
+    }
+    if strangers and (given := [name for name, value in otherwise.items() if value]):
+        found.append(f"has latecomers beside it that {' and '.join(given)} made unlike members on purpose: {strangers}")
+    return found
+
+
+MORE_LIKELY = "for the best of them, it fails with a probability that may be as many times as large"
 
 
 class Theorem(Protocol):
@@ -128,4 +156,7 @@ def certify(
     theorem = get(run.name)
     asked = parse(theorem.Settings, settings or {})
     about = {"run": str(run.path), "method": run.name, "checkpoint": run.digest, "settings": asdict(asked)}
-    return replace(theorem.certificate(run, asked, tell), about=about)
+    found = theorem.certificate(run, asked, tell)
+    if not any("true gap, members" in name for name, _ in found.risks):
+        found.assumes.append("has no true gap of members beside it, for they have no test examples")
+    return replace(found, about=about)

@@ -18,10 +18,11 @@ from ...handover.trained import Trained
 from ...methods.flowdup import FLowDUP
 from ...settings import setting
 from ...tree import Tree
-from . import Certificate, Tell, Term, pefll
+from . import MORE_LIKELY, Certificate, Tell, Term, pefll, remarks
 from .posterior import (
     Posterior,
     Spread,
+    begun_elsewhere,
     error_of_mean,
     from_prior,
     gaussian_kl,
@@ -36,7 +37,7 @@ FEW = 20  # clients, labelled or not, below which t(n_L, n) is not what it stand
 
 ASSUMES = [
     "assumes that the labelled members are drawn at random among the members, and every client's examples, training "
-    "and test, independently from its own distribution",
+    "and test, independently from its own distribution, whether they have a label or not",
     "assumes the 0-1 loss, which lies in [0, 1]; training minimises cross-entropy",
     "assumes priors N(psi_0, sigma^2) for the weights of the hypernetwork, N(r, sigma-model^2) for a client's place in "
     "the subspace and N(0, sigma-prior^2) for r, with spreads and --prior chosen before the data were seen: psi_0 is "
@@ -48,10 +49,9 @@ ASSUMES = [
     "takes c_1 = log(2 t(n_L, n) / delta): the proof joins two statements, of which equation 30 takes delta whole, so "
     "that both together would hold with 1 - 1.5 delta only; and c_2 = log(8 m n / delta) + 1",
     f"takes t(n_L, n) as the paper has it where at least {FEW} members have labels and {FEW} have none, a range that "
-    "the paper does not name; below it, the sum that t stands for, which is proven for clients that are right or wrong "
-    "as a whole, and only taken over for errors between 0 and 1",
-    "takes the harmonic mean of members' numbers of examples as m: the proof, which lets all clients have m, then "
-    "holds as it stands",
+    "the paper does not name; below it, the sum that t stands for",
+    "takes the harmonic mean of members' numbers of examples as m, of labelled ones where a member has any: the proof, "
+    "which lets all clients have m, then holds as it stands",
     "speaks of members alone: latecomers stand beside it, but no theorem of the paper is about them",
 ]
 
@@ -66,6 +66,7 @@ class Settings(Spread):
 def sampling(labelled: int, clients: int) -> float:
     """t(n_L, n) = 3 log(n_L) sqrt(n_L (1 - n_L / n)) of equation 11; where one of the groups is small, the sum that it
     bounds from above: for few labelled clients it would be too small (0, for one)."""
+    # the sum is of errors of 0 and 1; exp(n_L D) is convex in errors, so those in between give no more (Jensen)
     if labelled >= FEW and clients - labelled >= FEW:
         return 3 * math.log(labelled) * math.sqrt(labelled * (1 - labelled / clients))
     return max(_sum(labelled, clients, wrong) for wrong in range(1, max(clients, 2)))
@@ -129,7 +130,7 @@ def terms(
     return [
         Term("n", n, "members"),
         Term("n_L", known, "members with labels"),
-        Term("m", examples, "training examples of a member, harmonic mean"),
+        Term("m", examples, "examples of a member (labelled, if it has any), harmonic mean"),
         Term("k", dimension, "size of the subspace"),
         Term("sigma", sigma[0], "standard deviation of the hypernetwork's weights; alpha_h = sigma^2"),
         Term("sigma-model", sigma[1], "standard deviation of a client's place; alpha_theta = sigma-model^2"),
@@ -169,17 +170,16 @@ def certificate(run: Trained, asked: Settings, tell: Tell) -> Certificate:
     def complete(made: Tree) -> Tree:
         return tree.stack([method.space.on(v.device)(v) for v in made["v"]])
 
-    networks = {name: psi[name] for name in ("h1", "h2")}
+    networks = networks_of(run.states[number])
     posterior = Posterior.of(run, number, asked.device, networks, models, complete)
     federation = posterior.federation
-    known = int((federation.weight[: federation.members] > 0).sum())
+    weight, sizes = federation.weight[: federation.members], federation.train.sizes[: federation.members]
+    known = int((weight > 0).sum())
     if not known:
         raise SettingError(f"No member of {run.path} has labels, so there is no empirical error to start from.")
-    clients, examples = (known, federation.members), typical_size(federation.train.sizes[: federation.members])
-    norms = (
-        squared_norm(from_prior(method, federation, networks, "psi", asked.prior)),
-        squared_norm({"r": centre}),
-    )
+    # an empirical error is a mean over labelled examples; nobody knows that of a member without any, so it is over all
+    clients, examples = (known, federation.members), typical_size(torch.where(weight > 0, weight, sizes))
+    norms = squared_norm(from_prior(run, number, networks_of, asked.prior)), squared_norm({"r": centre})
     further = asked.sigma_prior if "r" in psi else (0.0,)
     deltas, choices = (asked.delta, asked.delta_draws), len(asked.sigma) * len(asked.sigma_model) * len(further)
     tried = []
@@ -196,5 +196,12 @@ def certificate(run: Trained, asked: Settings, tell: Tell) -> Certificate:
         f"With probability {sure:g} at least, over who has labels, the data and the draws, the expected error of the "
         f"stochastic predictor on the {federation.members} members, averaged over them, is at most the bound."
     )
+    assumes = [*remarks(run, MORE_LIKELY, "their error says nothing of the bound"), *ASSUMES]
+    assumes += begun_elsewhere(run, asked.prior)
     title = f"FLowDUP, Theorem 4.1, for {run.path.name}"
-    return Certificate(title, best, best[-1].value, holds, ASSUMES, risks(draws, deployed))
+    return Certificate(title, best, best[-1].value, holds, assumes, risks(draws, deployed))
+
+
+def networks_of(state: Tree) -> Tree:
+    """The two parts of the hypernetwork."""
+    return {name: state["psi"][name] for name in ("h1", "h2")}

@@ -15,10 +15,11 @@ from ...clients import Clients
 from ...handover.trained import Trained
 from ...methods.pefll import PeFLL
 from ...tree import Tree
-from . import Certificate, Tell, Term
+from . import MORE_LIKELY, Certificate, Tell, Term, remarks
 from .posterior import (
     Posterior,
     Spread,
+    begun_elsewhere,
     error_of_mean,
     from_prior,
     gaussian_kl,
@@ -38,8 +39,8 @@ ASSUMES = [
     "with spreads and --prior chosen before the data were seen: eta_0 is 0, or with --prior start the initial weights, "
     "which follow from the seed (Theorem 4.1 allows any prior that does not depend on data); training and the choice "
     "of a round may have seen everything, since the theorem holds for all weights at once",
-    "assumes that the two scalars by which descriptors are standardised were known beforehand; they come from the "
-    "first cohort, which the theorem has no term for",
+    "counts the two scalars by which descriptors are standardised, a mean and the logarithm of a standard deviation, "
+    "among the hypernetwork's weights, with a prior and draws like theirs: they come from the first cohort's data",
     "holds for the stochastic predictor, of which networks and then a client's model are drawn; the one that is "
     "deployed takes their centres, and no theorem of the paper speaks of it",
     "draws a client's model from N(h, sigma-model^2), as the theorem's proof (Theorem 4.1) has it; its statement "
@@ -71,7 +72,7 @@ def within(kl: float, clients: int, examples: float, delta: float) -> float:
 def terms(
     errors: Sequence[float],
     squares: Sequence[float],
-    norms: tuple[float, float],
+    norms: tuple[float, float, float],
     clients: int,
     examples: float,
     sigma: tuple[float, float],
@@ -81,18 +82,19 @@ def terms(
     """Equation 6, from numbers; the last term is the bound.
 
     Of every draw: members' training error, and the sum of their models' squared norms. `norms` are the squared norms of
-    hypernetwork and embedding network, `sigma` the spreads of networks and of models, `delta` the probabilities that
-    the theorem fails and that the draws mislead, of which one of `choices` spreads has its share.
+    hypernetwork, embedding network and standardising scalars, `sigma` the spreads of networks and of models, `delta`
+    the probabilities that the theorem fails and that the draws mislead, of which one of `choices` spreads has its
+    share.
     """
     failing, misleading = (share / choices for share in delta)
-    kl_h, kl_v = (gaussian_kl(norm, sigma[0]) for norm in norms)
+    kl_networks = gaussian_kl(sum(norms), sigma[0])
     kls = [gaussian_kl(norm, sigma[1]) for norm in squares]
     lost = [within(kl, clients, examples, failing) for kl in kls]
     # The theorem adds what is lost to an error that is expected over models. A cap on the sum in every draw would be
     # below what it promises, since a draw's error is that of one model a client; so the cap is on what is lost alone.
     part = fmean(error + min(1.0, more) for error, more in zip(errors, lost, strict=True))  # each within [0, 2]
-    across, price = between(kl_h + kl_v, clients, failing), 2 * price_of_draws(len(errors), misleading)
-    proven = between(kl_h + kl_v, clients, failing / 2)
+    across, price = between(kl_networks, clients, failing), 2 * price_of_draws(len(errors), misleading)
+    proven = between(kl_networks, clients, failing / 2)
     return [
         Term("n", clients, "members"),
         Term("m", examples, "training examples of a member, harmonic mean"),
@@ -104,7 +106,8 @@ def terms(
         Term("empirical error", fmean(errors), f"mean of draws, standard error {error_of_mean(errors):.2g}"),
         Term("|eta_h|^2", norms[0], "hypernetwork, from where its prior is centred"),
         Term("|eta_v|^2", norms[1], "embedding network, likewise"),
-        Term("KL of the networks", kl_h + kl_v, "(|eta_h|^2 + |eta_v|^2) / (2 sigma^2)"),
+        Term("|scalars|^2", norms[2], "that standardise descriptors, likewise"),
+        Term("KL of the networks", kl_networks, "(|eta_h|^2 + |eta_v|^2 + |scalars|^2) / (2 sigma^2)"),
         Term("log(2 sqrt(n) / delta)", math.log(2 * math.sqrt(clients) / failing)),
         Term("between clients", across, "sqrt((KL of the networks + log) / (2 n))"),
         Term("KL of the models", fmean(kls), "sum over members of |theta|^2 / (2 sigma-model^2), mean of draws"),
@@ -121,18 +124,17 @@ def terms(
 def certificate(run: Trained, asked: Settings, tell: Tell) -> Certificate:
     """The bound for a run of PeFLL, and its true gap."""
     number = run.server(asked.server)
-    method, state = cast(PeFLL, run.method), run.states[number]
+    method, networks = cast(PeFLL, run.method), networks_of(run.states[number])
 
-    def models(learned: Tree, clients: Clients) -> tuple[Tree, Tensor]:
-        standard = {name: part.to(clients.engine.device) for name, part in state["standard"].items()}
-        v = method.described({"learned": learned}, clients)
-        made = method.generate(learned["hyper"], v, standard)
+    def models(drawn: Tree, clients: Clients) -> tuple[Tree, Tensor]:
+        v, scalars = method.described({"learned": drawn}, clients), drawn["scalars"]
+        made = method.hyper.generate(drawn["hyper"], (v - scalars["mean"]) / scalars["log std"].exp())
         return made, row_squares(made)
 
-    posterior = Posterior.of(run, number, asked.device, state["learned"], models, lambda made: made)
+    posterior = Posterior.of(run, number, asked.device, networks, models, lambda made: made)
     members, labelled = posterior.federation.members, posterior.federation.weight[: posterior.federation.members]
-    away = from_prior(method, posterior.federation, state["learned"], "learned", asked.prior)
-    norms = squared_norm(away["hyper"]), squared_norm(away["embed"])
+    away = from_prior(run, number, networks_of, asked.prior)
+    norms = squared_norm(away["hyper"]), squared_norm(away["embed"]), squared_norm(away["scalars"])
     examples = typical_size(labelled)
     deltas, choices = (asked.delta, asked.delta_draws), len(asked.sigma) * len(asked.sigma_model)
     tried = []
@@ -145,8 +147,17 @@ def certificate(run: Trained, asked: Settings, tell: Tell) -> Certificate:
         deployed = posterior.drawn(0.0, 0.0, torch.Generator())
     sure = 1 - asked.delta - asked.delta_draws
     holds = (
-        f"With probability {sure:g} at least, over members, their data and the draws, the error that a future client "
-        "of the stochastic predictor can expect is at most the bound."
+        f"With probability {sure:g} at least, over members, their data and the draws, the error that a future client, "
+        "drawn as members were, can expect of the stochastic predictor is at most the bound."
     )
+    assumes = [*remarks(run, MORE_LIKELY, "the bound promises nothing of them"), *ASSUMES]
+    assumes += begun_elsewhere(run, asked.prior)
     title = f"PeFLL, Theorem 4.2, for {run.path.name}"
-    return Certificate(title, best, best[-1].value, holds, ASSUMES, risks(draws, deployed))
+    return Certificate(title, best, best[-1].value, holds, assumes, risks(draws, deployed))
+
+
+def networks_of(state: Tree) -> Tree:
+    """What is learned from data, and so is drawn: both networks, and the scalars between them."""
+    standard = state["standard"]
+    learned: Tree = state["learned"]
+    return learned | {"scalars": {"mean": standard["mean"], "log std": standard["std"].log()}}

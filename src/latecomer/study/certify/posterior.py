@@ -22,7 +22,6 @@ from ...data import Federation
 from ...errors import SettingError
 from ...evaluate import AT_ONCE, Scores
 from ...handover.trained import Trained
-from ...method import Method
 from ...methods.fedavg import FedAvg
 from ...settings import flag, setting
 from ...tree import Tree
@@ -48,7 +47,8 @@ class Spread(Asked):
         (0.01,), "standard deviation around what the networks make of a client; of several, likewise", above=0
     )
     prior: Literal["zero", "start"] = setting(
-        "zero", "where the prior of the networks' weights is centred: at 0, as in the papers, or where training began"
+        "zero",
+        "where the prior of the networks' weights is centred: at 0, as in the papers, or at the seed's initial weights",
     )
     draws: int = setting(100, "draws from the posterior", low=2)
     delta_draws: float = setting(0.01, "probability that the draws mislead by more than is added", low=LEAST, below=1)
@@ -148,12 +148,20 @@ def sampled(
             yield sigma, sigma_model, third, draws
 
 
-def from_prior(method: Method, federation: Federation, networks: Tree, within: str, prior: str) -> Tree:
-    """Networks less the centre of their prior. Where training began follows from the seed alone, and not from data."""
+def from_prior(run: Trained, number: int, networks: Callable[[Tree], Tree], prior: str) -> Tree:
+    """Learned networks less the centre of their prior. Initial ones follow from the seed alone, and not from data."""
+    learned = networks(run.states[number])
     if prior == "zero":
-        return networks
-    start = method.init(torch.Generator().manual_seed(federation.seed))[within]
-    return {name: tree.sub(part, start[name]) for name, part in networks.items()}
+        return learned
+    start = run.method.init(torch.Generator().manual_seed(run.federations[number].seed))
+    return tree.sub(learned, networks(start))
+
+
+def begun_elsewhere(run: Trained, prior: str) -> list[str]:
+    """What --prior start means for a run that went on from another."""
+    if prior == "zero" or not run.experiment.settings.continue_from:
+        return []
+    return ["takes for --prior start the weights that the seed gives; with --continue-from, training began with others"]
 
 
 def squared_norm(numbers: Tree) -> float:
