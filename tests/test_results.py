@@ -150,11 +150,15 @@ def test_what_was_measured_with_other_settings_is_not_kept(tmp_path: Path) -> No
     ):
         assert sorted(one["row"] for one in now.cells) == rows
         assert said == [
-            "pfedhn-table-4-quick: left out, as measured with other settings than the recipe has now: fedavg@10, "
-            "pfedme@10."
+            "pfedhn-table-4-quick: left out, as measured with other settings than the recipe has now, or nobody knows "
+            "with which: fedavg@10, pfedme@10."
         ], "of the old pfedme nobody knows with which"
         assert (now.told["claims"], now.told["leaders"], "simple" in now.told) == ([], [], False)
         assert all(one["gain"] == {"seen.pooled": None} for one in now.cells)
+    gone = record(1, fedavg="another")
+    (tmp_path / "c" / f"{gone.name}.json").write_text(results.laid_out(gone.told))
+    assert results.keep([gone], tmp_path / "c")[0] == []
+    assert [*(tmp_path / "c").iterdir()] == [], "nothing is left of it"
 
 
 def test_a_figure_and_papers_numbers_are_as_the_recipe_has_them_now(tmp_path: Path) -> None:

@@ -115,7 +115,10 @@ def merged(one: Record, other: Record) -> Record:
 
 
 def keep(records: Sequence[Record], folder: Path) -> tuple[list[Record], list[str]]:
-    """Add to the records of a folder; the records as they are now, and a sentence for each that is left alone."""
+    """Add to the records of a folder; the records as they are now, and a sentence for each that is left alone.
+
+    A record of which nothing is left is no more.
+    """
     kept, notes = list[Record](), list[str]()
     for record in records:
         path = folder / f"{record.name}.json"
@@ -125,12 +128,15 @@ def keep(records: Sequence[Record], folder: Path) -> tuple[list[Record], list[st
                 before, more = _as_now(read(path))
                 record, gone = merged(before, record), [*more, *gone]
             notes += dict.fromkeys(gone)
-            write(path, laid_out(record.told))
-            target = path.with_suffix(".svg")
-            if record.figure is None:
+            target, figure = path.with_suffix(".svg"), record.figure
+            if figure is None:
                 target.unlink(missing_ok=True)  # it was of earlier runs
-            elif not record.told["quick"] and record.figure.resolve() != target.resolve():
-                write(target, record.figure.read_text(encoding="utf-8", errors="replace"))
+            if not record.cells:
+                path.unlink(missing_ok=True)
+                continue
+            write(path, laid_out(record.told))
+            if figure is not None and not record.told["quick"] and figure.resolve() != target.resolve():
+                write(target, figure.read_text(encoding="utf-8", errors="replace"))
             kept.append(Record(record.told, target if target.is_file() else None))
         except RunError as error:
             notes.append(str(error))
@@ -169,7 +175,8 @@ def _as_now(record: Record) -> tuple[Record, list[str]]:
         now = replace(now, figure=None)
     told["cells"] = [_compared(cell, (now,), simple, cells) for cell in told["cells"]]
     gone = [label(cell) for cell in known if _key(cell) not in cells]
-    said = f"{record.name}: left out, as measured with other settings than the recipe has now: {', '.join(gone)}."
+    why = "as measured with other settings than the recipe has now, or nobody knows with which"
+    said = f"{record.name}: left out, {why}: {', '.join(gone)}."
     return now, [said] * bool(gone)
 
 
