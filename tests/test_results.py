@@ -278,14 +278,15 @@ def test_what_is_no_summary_is_one_sentence(tmp_path: Path, text: str) -> None:
 def test_the_command_records_and_writes_the_rest(command: Command, tmp_path: Path) -> None:
     (tmp_path / "runs/good").mkdir(parents=True)
     (tmp_path / "runs/bad").mkdir()
-    (tmp_path / "runs/good/summary.json").write_text(json.dumps(told(cell("a", 80, 1))))
+    good = [cell("a", 80, 1, searched=False)]
+    (tmp_path / "runs/good/summary.json").write_text(json.dumps(told(*good)))
     (tmp_path / "runs/bad/summary.json").write_text("{")
     page, folder = tmp_path / "results.md", tmp_path / "kept"
     ended = command("results", tmp_path / "runs", "--record", folder, "-o", page)
     assert ended.code == 2
     assert "bad/summary.json is not JSON" in ended.err
     record = (folder / "x-table-1.json").read_text()
-    assert json.loads(record)["cells"] == [cell("a", 80, 1)]
+    assert json.loads(record)["cells"] == good
     assert [line for line in record.splitlines() if '"row": "a"' in line and line.endswith("}")], "a cell is a line"
     first = page.read_bytes()
     assert command("results", folder, "-o", page).code == 0

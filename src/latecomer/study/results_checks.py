@@ -43,7 +43,8 @@ def _check_cell(cell: Any) -> None:
         _is(str, cell[key], key)
     for key in ("machine", "commit", "started"):
         _is((str, type(None)), cell.get(key), key)
-    _is((bool, type(None)), cell.get("searched"), "searched")
+    if cell.get("searched") is not None:
+        _is(bool, cell["searched"], "searched")
     _is((int, float, type(None)), cell["seconds"], "seconds")
     for pair in (*cell["scores"].values(), *cell["paper"].values()):
         for part in pair:
