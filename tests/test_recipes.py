@@ -122,7 +122,7 @@ def test_a_column_narrows_the_search_of_every_row() -> None:
 @pytest.mark.parametrize(
     ("budget", "expected"),
     [
-        ("share = 0.25", (10, 2, 7)),
+        ("share = 0.25", (10, 3, 7)),
         ("rounds = 20", (20, 8, 15)),
         ("rounds = 20\nevaluate_every = 5", (20, 5, 15)),
         ("share = 2", "share = 2 in [tune]; it is above 0 and at most 1"),
@@ -130,7 +130,7 @@ def test_a_column_narrows_the_search_of_every_row() -> None:
     ],
 )
 def test_a_trial_has_a_share_of_the_rounds(tmp_path: Path, budget: str, expected: tuple[int, int, int] | str) -> None:
-    """Or as many as are told; with a share, it is evaluated as often as the run."""
+    """Or as many as are told; with a share, it is evaluated after each quarter of them."""
     path = tmp_path / "own.toml"
     path.write_text(
         f"""title = "One method"

@@ -98,6 +98,18 @@ def test_the_worse_half_ends_early(whole: Tuned) -> None:
         assert (trial.ended and max(trial.scores) == 2) == worse
 
 
+def test_who_trains_alone_is_judged_once(tmp_path: Path) -> None:
+    """Local's strangers train anew whenever they are asked, and members' rounds change nothing of that."""
+    wanted = Search.of("local", TINY, Tuning(trials=4, pack=4, search="lr=0.01:0.3:log"))
+    once = tune(wanted, tmp_path / "once")
+    assert [{*trial.scores} for trial in once.trials] == [{1}] * 4
+    assert not any(trial.ended for trial in once.trials)
+    members = Search.of("local", TINY, Tuning(trials=4, pack=4, search="lr=0.01:0.3:log", validators=0))
+    assert {*tune(members, tmp_path / "members").best.scores} == {2, 4, 6, 8}, "members go on from round to round"
+    falling = Search.of("local", {**TINY, "lr_schedule": "cosine"}, wanted.tuning)
+    assert {*tune(falling, tmp_path / "falling").best.scores} == {2, 4, 6, 8}, "a rate that falls has its rounds"
+
+
 def test_without_pruning_all_trials_are_as_long_and_score_alike(
     whole: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from .tune import Search
 
 ASIDE = ("seed", "seeds", "watch_unseen", "checkpoint_seconds")
 """Settings of a cell that a trial has not, or that its budget stands for."""
+QUARTERS = 4  # after two of which the worse trials end
 BUDGET = {
     "trials": "trials",
     "rounds": "tune_rounds",
@@ -47,7 +48,8 @@ def cells(recipe: Recipe, quick: bool, only: Sequence[str]) -> list[Cell]:
 def search(recipe: Recipe, cell: Cell, place: Mapping[str, Any]) -> Search:
     """A cell's search. Rounds of a trial are no more than a run's; a warm-up keeps its share of them.
 
-    With a `share` in the place of rounds, they are that share of the run's, and a trial is evaluated as often as a run.
+    With a `share` in the place of rounds, they are that share of the run's, and a trial is evaluated after each quarter
+    of them: what an evaluation costs, strangers' models among it, would else be most of a search.
     """
     told, values = recipe.tune, {key: value for key, value in cell.settings.items() if key not in ASIDE}
     run = cell.experiment()
@@ -63,8 +65,8 @@ def search(recipe: Recipe, cell: Cell, place: Mapping[str, Any]) -> Search:
             raise SettingError(f"{recipe.name} has share = {share!r} in [tune]; it is above 0 and at most 1.")
         if other := {"rounds", "evaluate_every"} & told.keys():
             raise SettingError(f"{recipe.name} has share and {min(other)} in [tune]; leave one of them out.")
-        rounds, every = (max(1, round(share * n)) for n in (rounds, run.settings.evaluate_every))
-        values["evaluate_every"] = every
+        rounds = max(1, round(share * rounds))
+        values["evaluate_every"] = -(-rounds // QUARTERS)
     elif rounds < run.settings.rounds and "evaluate_every" in told:
         values["evaluate_every"] = told["evaluate_every"]
     if "warmup" in values:

@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import torch
+
 from ... import methods, train
 from ...data.federation import Federation
 from ...engines import pick_device, waking
@@ -153,6 +155,14 @@ def _check_judges(federation: Federation) -> None:
         raise SettingError("Nothing is held out to choose settings by; give --validation a share above 0.")
 
 
+def _all_alike(search: Search, federations: Sequence[Federation]) -> bool:
+    """Whether a trial's rounds all come to the same: strangers judge, and no server learns anything to give them."""
+    s = search.base.settings
+    if not federations[0].validators or s.lr_schedule != "constant":
+        return False
+    return not search.base.method(federations).init(torch.Generator().manual_seed(s.seed))
+
+
 def _train(
     search: Search,
     federations: Sequence[Federation],
@@ -168,11 +178,13 @@ def _train(
     """
     s, runs = search.base.settings, []
     batch = [trial for trial in pack if not trial.scores]
+    rounds, every = (1, 1) if _all_alike(search, federations) else (s.rounds, s.evaluate_every)
     for trial in batch:
         experiment = search.with_settings(trial.settings)
         plan = {name: getattr(experiment.settings, name) for name in settings_of(Plan)}
+        plan |= {"rounds": rounds, "evaluate_every": every}
         runs.append((experiment.method(federations), federations, plan))
-    rungs = {_evaluated(s.rounds * share, s.evaluate_every, s.rounds) for share in RUNGS}
+    rungs = {_evaluated(rounds * share, every, rounds) for share in RUNGS}
     best = [[0.0] * len(federations) for _ in batch]
 
     def score(place: int, metrics: dict[str, Any]) -> None:
@@ -188,9 +200,9 @@ def _train(
         first, last = (batch[place].number for place in (places[0], places[-1]))
         progress(
             f"trials {first} to {last} of {search.tuning.trials}: {len(places)} going, "
-            f"round {number} of {s.rounds}, best {leading:.1f} %"
+            f"round {number} of {rounds}, best {leading:.1f} %"
         )
-        if number >= s.rounds:
+        if number >= rounds:
             keep([trial for trial in pack if trial.scores])
             return places  # before anybody looks at latecomers, who are for tests
         if not search.tuning.prune or number not in rungs:
