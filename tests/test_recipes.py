@@ -286,6 +286,28 @@ def test_what_searches_found_is_of_what_they_searched(own: Path, command: Comman
     assert [cell["searched"] for cell in summary["cells"]] == [True, False]
 
 
+def test_a_row_of_another_table_has_what_was_found_there(own: Path) -> None:
+    there = Recipe.find("pefll/table-1")
+    assert there.was_searched(there.cells()[0], quick=False), "else this test says nothing"
+    row = "[rows.local]\n"
+    assert row in OWN
+    own.write_text(OWN.replace(row, f'{row}tuned_as = "pefll/table-1@500"\n'))
+    found = Recipe.find(str(own))
+    (rate,) = (cell.settings["lr"] for cell in there.cells() if cell.key == ("local", "500"))
+    assert found.cells()[0].settings["lr"] == rate
+    assert found.was_searched(found.cells()[0], quick=False)
+    assert found.cells(quick=True)[0].settings["lr"] == 0.05, "a quick version is of other data"
+    assert found.was_searched(found.cells(quick=True)[0], quick=True) is None
+    for row, place, said in (
+        ("local", "pefll/tabel-1", "pefll/table-1"),
+        ("local", "pefll/table-1@50", "500"),
+        ("lokal", "pefll/table-1@500", "local"),
+    ):
+        own.write_text(OWN.replace("[rows.local]", f'[rows.{row}]\ntuned_as = "{place}"'))
+        with pytest.raises(UnknownName, match=f"did you mean '{said}'"):
+            Recipe.find(str(own))
+
+
 def test_a_figure_that_cannot_be_made_leaves_the_table(own: Path, command: Command) -> None:
     own.write_text(OWN + '[analysis]\nname = "spearman"\n', encoding="utf-8")
     done = command("reproduce", own, "--quick", "--only", "local", "--out", own.parent / "runs", "--device", "cpu")

@@ -3,7 +3,8 @@
 A cell of the table is a run. Its settings are those of all, of its column, of its row, of itself, and as they were
 tuned; for a quick look of the [quick] part and as they were tuned for that. Each stands before the ones named earlier.
 A row may say in which columns it is (`columns`, names or patterns such as *-labelled), and a column at which other one
-its settings are tuned (`tuned_at`), or what is tried there of a setting, whichever row searches it (`search`).
+its settings are tuned (`tuned_at`), or what is tried there of a setting, whichever row searches it (`search`). A row
+that is taken from another table has what was found for it there (`tuned_as`, a recipe's RECIPE@COLUMN).
 
 A recipe may be `like` another one of its folder: what it does not say is as there; its [settings] and [quick] are added
 to those, other parts stand in the place of theirs. And its runs may be those of another one (`runs`), so that several
@@ -17,7 +18,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from ..runs.experiment import Experiment
 
 FOLDER = Path(__file__).parent.parent / "recipes"
-NO_SETTINGS = ("at", "columns", "tuned_at", "search")  # of a row or a column
+NO_SETTINGS = ("at", "columns", "tuned_at", "tuned_as", "search")  # of a row or a column
 CLAIM = re.compile(r"(?P<metric>\S+): (?P<more>[^\s@]+)(@(?P<there>\S+))? > (?P<less>[^\s@]+)(@(?P<here>\S+))?")
 
 
@@ -102,6 +103,7 @@ class Recipe:
     told: Mapping[str, Any] = field(repr=False)  # the file
     tuned: Mapping[str, Any] = field(repr=False, default_factory=dict)  # the file beside it
     tuned_quick: Mapping[str, Any] = field(repr=False, default_factory=dict)  # likewise, of the quick version
+    taken: Mapping[str, tuple[Recipe, str]] = field(repr=False, default_factory=dict)  # by row, and a column there
 
     @staticmethod
     def find(name: str) -> Recipe:
@@ -168,10 +170,12 @@ class Recipe:
 
     def was_searched(self, cell: Cell, quick: bool) -> bool | None:
         """Whether a search has found settings of a cell; None: [tune] searches none for its row."""
+        if cell.row in self.taken and not quick:
+            other, column = self.taken[cell.row]
+            return other.was_searched(replace(cell, column=column), quick)
         if cell.row not in self.tune.get("search", {}):
             return None
-        found = _found(self.tuned_quick if quick else self.tuned, cell.row, self.tuned_at(cell.column))
-        return any(key != "at" for part in found for key in part)
+        return any(key != "at" for part in self._found(cell.row, cell.column, quick) for key in part)
 
     def _has(self, row: str, column: str) -> bool:
         return any(fnmatchcase(column, pattern) for pattern in self.told["rows"].get(row, {}).get("columns", ["*"]))
@@ -205,23 +209,31 @@ class Recipe:
         """A fingerprint of how its figure is made, and of what is claimed of it."""
         return _digest(self.analysed(quick))
 
+    def _found(self, row: str, column: str, quick: bool) -> list[Mapping[str, Any]]:
+        """What searches found of a row's settings, for all columns and for this one."""
+        if row in self.taken and not quick:
+            other, there = self.taken[row]
+            return other._found(row, there, quick)
+        part = (self.tuned_quick if quick else self.tuned).get("rows", {}).get(row, {})
+        return [part, part.get("at", {}).get(self.tuned_at(column), {})]
+
     def _look(self, quick: bool) -> Mapping[str, Any]:
         """What a quick look has in the place of other parts, or besides."""
         return dict(self.told.get("quick", {})) if quick else {}
 
     def _settings(self, row: str, column: str, quick: bool) -> dict[str, Any]:
         common, rows, columns = (self.told.get(key, {}) for key in ("settings", "rows", "columns"))
-        own, look, searched = rows.get(row, {}), self._look(quick), self.tuned_at(column)
+        own, look, found = rows.get(row, {}), self._look(quick), self._found(row, column, quick)
         layers = [
             common,
             columns.get(column, {}),
             own,
             own.get("at", {}).get(column, {}),
-            *(() if quick else _found(self.tuned, row, searched)),
+            *(() if quick else found),
             look.get("settings", {}),
             look.get("column", {}).get(column, {}),
             look.get("row", {}).get(row, {}),
-            *(_found(self.tuned_quick, row, searched) if quick else ()),
+            *(found if quick else ()),
         ]
         merged: dict[str, Any] = {"method": row.partition("-")[0]}
         for layer in layers:
@@ -254,9 +266,18 @@ def _digest(told: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def _found(tuned: Mapping[str, Any], row: str, column: str) -> list[Mapping[str, Any]]:
-    part = tuned.get("rows", {}).get(row, {})
-    return [part, part.get("at", {}).get(column, {})]
+def _taken(name: str, told: Mapping[str, Any]) -> dict[str, tuple[Recipe, str]]:
+    """The tables that rows were taken from, as far as searches are concerned; those are latecomer's own recipes."""
+    found = {}
+    for row, own in told["rows"].items():
+        if "tuned_as" in own:
+            other, _, column = str(own["tuned_as"]).partition("@")
+            one_of("tuned_as", other, [known for known in names() if known != name], name)
+            there = Recipe.find(other)
+            one_of("row of tuned_as", row, there.tune.get("search", {}), other)
+            one_of("column of tuned_as", column, there.columns, other)
+            found[row] = (there, column)
+    return found
 
 
 def at(row: str, column: str) -> str:
@@ -282,6 +303,7 @@ def _made(name: str, told: Mapping[str, Any], tuned: Mapping[str, Any], tuned_qu
         told=told,
         tuned=tuned,
         tuned_quick=tuned_quick,
+        taken=_taken(name, told),
     )
     check(recipe)
     return recipe
