@@ -21,7 +21,7 @@ from latecomer.errors import LatecomerError, SettingError, UnknownName
 from latecomer.runs.experiment import Experiment
 from latecomer.runs.run import Run
 from latecomer.settings import parse, settings_of
-from latecomer.study import analyses, recipe, reproduce
+from latecomer.study import analyses, recipe_file, reproduce
 from latecomer.study.claims import FigureClaim
 from latecomer.study.finished import Finished
 from latecomer.study.recipe import Recipe
@@ -30,7 +30,7 @@ from latecomer.study.recipe_file import number
 from latecomer.study.tune import table as tuning
 from latecomer.study.tune.search import Choice
 
-NAMES = recipe.names()
+NAMES = recipe_file.names()
 SMALL = ("digits", "mnist", "fashion-mnist", "omniglot")  # and shakespeare:STEP
 
 

@@ -77,13 +77,13 @@ def suggestions(words: Sequence[str]) -> list[str]:
 
 def _subjects(verb: str) -> Iterable[str]:
     """What may stand behind a verb, where that is one of ours."""
-    from ..study import analyses, recipe
+    from ..study import analyses, recipe_file
 
     return {
         "list": catalogue.KINDS,
         "show": [*methods.names(), "run"],
         "completion": SCRIPTS,
-        "reproduce": recipe.names(),
+        "reproduce": recipe_file.names(),
         "analyse": analyses.names(),
         "tune": methods.names(),
     }.get(verb, ())

@@ -169,7 +169,7 @@ def both(mean: float, spread: float) -> str:
 
 
 def explain(words: list[str]) -> None:
-    from ..study.recipe import titles
+    from ..study.recipe_file import titles
 
     print(USAGE)
     screen.section("Settings", lines(Request, {}))

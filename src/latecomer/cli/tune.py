@@ -105,7 +105,8 @@ def whole(name: str, asked: Whole) -> int:
     """Tune every row of a recipe; what cannot be tuned is a sentence, and the others go on."""
     from ..runs import host
     from ..study import jobs
-    from ..study.recipe import Recipe, tuned_name
+    from ..study.recipe import Recipe
+    from ..study.recipe_file import tuned_name
     from ..study.reproduce import place
     from ..study.tune import table
     from ..study.tune.tune import over, tune

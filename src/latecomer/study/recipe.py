@@ -26,12 +26,11 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SettingError, UnknownName
 from ..runs.settings import HOST
 from .recipe_checks import check, check_words, one_of
-from .recipe_file import number, read_toml, whole
+from .recipe_file import FOLDER, names, number, read_toml, tuned_name, whole
 
 if TYPE_CHECKING:
     from ..runs.experiment import Experiment
 
-FOLDER = Path(__file__).parent.parent / "recipes"
 NO_SETTINGS = ("at", "columns", "tuned_at", "tuned_as", "search")  # of a row or a column
 CLAIM = re.compile(r"(?P<metric>\S+): (?P<more>[^\s@]+)(@(?P<there>\S+))? > (?P<less>[^\s@]+)(@(?P<here>\S+))?")
 
@@ -239,27 +238,6 @@ class Recipe:
         for layer in layers:
             merged |= {key.replace("-", "_"): value for key, value in layer.items() if key not in NO_SETTINGS}
         return merged
-
-
-def names() -> list[str]:
-    """All recipes there are."""
-    found = (path for path in FOLDER.glob("*/*.toml") if not path.stem.endswith(".tuned"))
-    return sorted(f"{path.parent.name}/{path.stem}" for path in found)
-
-
-def titles() -> dict[str, str]:
-    """What each recipe is about, by its name."""
-    return {name: str(whole(FOLDER / f"{name}.toml")["title"]) for name in names()}
-
-
-def tuned_name(stem: str, quick: bool) -> str:
-    """What the file beside a recipe is called that holds what searches found."""
-    return f"{stem}{'.quick' if quick else ''}.tuned.toml"
-
-
-def folder_name(name: str, quick: bool) -> str:
-    """What is called after a recipe: the folder of its runs, the file of its record."""
-    return name.strip("/").replace("/", "-") + ("-quick" if quick else "")
 
 
 def _digest(told: Mapping[str, Any]) -> str:

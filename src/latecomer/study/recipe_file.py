@@ -1,4 +1,4 @@
-"""The TOML of a recipe, with what it takes from the one that it is like, and its numbers."""
+"""The files of recipes: which there are, what one says with what it takes from the one that it is like, its numbers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingError
+
+
+FOLDER = Path(__file__).parent.parent / "recipes"
+
+
+def names() -> list[str]:
+    """All recipes there are."""
+    found = (path for path in FOLDER.glob("*/*.toml") if not path.stem.endswith(".tuned"))
+    return sorted(f"{path.parent.name}/{path.stem}" for path in found)
+
+
+def titles() -> dict[str, str]:
+    """What each recipe is about, by its name."""
+    return {name: str(whole(FOLDER / f"{name}.toml")["title"]) for name in names()}
+
+
+def tuned_name(stem: str, quick: bool) -> str:
+    """What the file beside a recipe is called that holds what searches found."""
+    return f"{stem}{'.quick' if quick else ''}.tuned.toml"
+
+
+def folder_name(name: str, quick: bool) -> str:
+    """What is called after a recipe: the folder of its runs, the file of its record."""
+    return name.strip("/").replace("/", "-") + ("-quick" if quick else "")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from . import jobs
 from .compare import Difference, interval, paired, same_clients, spread, unpaired
 from .finished import GROUPS, MEANS, Finished
 from .leaders import best_simple, leaders
-from .recipe import Cell, Claim, Recipe, folder_name
+from .recipe import Cell, Claim, Recipe
+from .recipe_file import folder_name
 
 if TYPE_CHECKING:
     from ..runs.run import Run

@@ -15,7 +15,8 @@ from typing import Any
 
 from ..errors import RunError
 from ..runs.files import write
-from .recipe import Recipe, at, folder_name, names
+from .recipe import Recipe, at
+from .recipe_file import folder_name, names
 from .results_checks import KEPT, check
 
 
