@@ -10,7 +10,6 @@ from typing import Any
 
 from ..errors import SettingError
 
-
 FOLDER = Path(__file__).parent.parent / "recipes"
 
 

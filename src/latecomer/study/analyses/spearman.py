@@ -2,12 +2,16 @@
 
 For every latecomer: its descriptor's distances to those of all n clients, itself included, against the distances of
 their class shares; the mean over latecomers. With `--trace-descriptors` a run keeps them at every evaluation.
+
+An embedding network takes the mean over examples, so a descriptor is nearly linear in class shares, whatever was
+learned. `random` is what linear maps drawn at random come to, with as many dimensions: what there is to beat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +26,7 @@ from ..finished import Finished
 from . import Analysis, labels
 
 read = Finished.read
+MAPS = 20  # drawn at random
 DIGITS = 9  # of a distance: those that are equal shall not differ by rounding
 
 
@@ -39,7 +44,9 @@ def analyse(runs: Sequence[Finished], asked: Settings) -> Analysis:
         selected = spread([_seed(run, seed) for seed in run.seeds])
         if np.isnan(selected[0]):
             raise SettingError(f"All clients of {run.path} have the same class shares, or the same descriptor.")
-        rows += [[name, at, mean, std, len(run.seeds)] for at, mean, std in (*course, ("selected", *selected))]
+        chance = spread([_by_chance(run, seed) for seed in run.seeds])
+        told = [*course, ("selected", *selected), ("random", *chance)]
+        rows += [[name, at, mean, std, len(run.seeds)] for at, mean, std in told]
         if course:
             at, means, stds = (list(column) for column in zip(*course, strict=True))
             series.append(banded(name, [float(one) for one in at], means, stds))
@@ -53,8 +60,19 @@ def analyse(runs: Sequence[Finished], asked: Settings) -> Analysis:
 def _seed(run: Finished, seed: int, at: int | None = None) -> float:
     """The mean over latecomers; NaN where distances say nothing."""
     rows, known = descriptors(run, seed, at)
-    late = np.array([row["role"] == "latecomer" for row in rows])
-    each = correlations(known, class_shares(rows), late)
+    return _mean(known, class_shares(rows), rows)
+
+
+def _by_chance(run: Finished, seed: int) -> float:
+    """The same of class shares after linear maps that are drawn at random."""
+    rows, known = descriptors(run, seed)
+    shares, random = class_shares(rows), np.random.default_rng(0)
+    maps = [random.standard_normal((shares.shape[1], known.shape[1])) for _ in range(MAPS)]
+    return float(np.mean([_mean(shares @ each, shares, rows) for each in maps]))
+
+
+def _mean(known: NDArray[np.floating], shares: NDArray[np.floating], rows: Sequence[Mapping[str, Any]]) -> float:
+    each = correlations(known, shares, np.array([row["role"] == "latecomer" for row in rows]))
     return float(np.nanmean(each)) if not np.isnan(each).all() else np.nan
 
 
