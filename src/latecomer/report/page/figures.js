@@ -123,7 +123,7 @@ function spread(given, all, chosen) {
   const reached = (run) => run.quantiles[chosen.group][chosen.among];
   const traces = runs.map((run) => {
     const told = reached(run).map((value, k) => `${run.name}\n${k ? `${k} % of the clients have at most` : "the worst client has"} ${percent(value)}`);
-    return { x: reached(run), y: shares, type: "scatter", mode: "lines", line: style(run.place).line, told };
+    return { x: reached(run), y: shares, type: "scatter", mode: "lines", line: { ...style(run.place).line, shape: "hv" }, told };
   });
   const line = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 10, y1: 10, line: { color: "rgba(128,128,128,.8)", width: 1, dash: "dot" } };
   const some = [0, 10, 25, 50, 75, 90, 100];
