@@ -289,9 +289,7 @@ def test_what_searches_found_is_of_what_they_searched(own: Path, command: Comman
 def test_a_row_of_another_table_has_what_was_found_there(own: Path) -> None:
     there = Recipe.find("pefll/table-1")
     assert there.was_searched(there.cells()[0], quick=False), "else this test says nothing"
-    row = "[rows.local]\n"
-    assert row in OWN
-    own.write_text(OWN.replace(row, f'{row}tuned_as = "pefll/table-1@500"\n'))
+    own.write_text(OWN + '[tuned_as]\nlocal = "pefll/table-1@500"\n')
     found = Recipe.find(str(own))
     (rate,) = (cell.settings["lr"] for cell in there.cells() if cell.key == ("local", "500"))
     assert found.cells()[0].settings["lr"] == rate
@@ -303,9 +301,12 @@ def test_a_row_of_another_table_has_what_was_found_there(own: Path) -> None:
         ("local", "pefll/table-1@50", "500"),
         ("lokal", "pefll/table-1@500", "local"),
     ):
-        own.write_text(OWN.replace("[rows.local]", f'[rows.{row}]\ntuned_as = "{place}"'))
+        own.write_text(OWN + f'[tuned_as]\n{row} = "{place}"\n')
         with pytest.raises(UnknownName, match=f"did you mean '{said}'"):
             Recipe.find(str(own))
+    own.write_text(OWN + '[tuned_as]\nuntrained = "pefll/table-1@500"\n')
+    with pytest.raises(UnknownName, match="row of tuned_as of pefll/table-1 'untrained'"):
+        Recipe.find(str(own))
 
 
 def test_a_figure_that_cannot_be_made_leaves_the_table(own: Path, command: Command) -> None:

@@ -3,8 +3,8 @@
 A cell of the table is a run. Its settings are those of all, of its column, of its row, of itself, and as they were
 tuned; for a quick look of the [quick] part and as they were tuned for that. Each stands before the ones named earlier.
 A row may say in which columns it is (`columns`, names or patterns such as *-labelled), and a column at which other one
-its settings are tuned (`tuned_at`), or what is tried there of a setting, whichever row searches it (`search`). A row
-that is taken from another table has what was found for it there (`tuned_as`, a recipe's RECIPE@COLUMN).
+its settings are tuned (`tuned_at`), or what is tried there of a setting, whichever row searches it (`search`). Rows
+that are taken from other tables have what was found for them there ([tuned_as], by row RECIPE@COLUMN).
 
 A recipe may be `like` another one of its folder: what it does not say is as there; its [settings] and [quick] are added
 to those, other parts stand in the place of theirs. And its runs may be those of another one (`runs`), so that several
@@ -31,7 +31,7 @@ from .recipe_file import FOLDER, names, number, read_toml, tuned_name, whole
 if TYPE_CHECKING:
     from ..runs.experiment import Experiment
 
-NO_SETTINGS = ("at", "columns", "tuned_at", "tuned_as", "search")  # of a row or a column
+NO_SETTINGS = ("at", "columns", "tuned_at", "search")  # of a row or a column
 CLAIM = re.compile(r"(?P<metric>\S+): (?P<more>[^\s@]+)(@(?P<there>\S+))? > (?P<less>[^\s@]+)(@(?P<here>\S+))?")
 
 
@@ -247,14 +247,14 @@ def _digest(told: Mapping[str, Any]) -> str:
 def _taken(name: str, told: Mapping[str, Any]) -> dict[str, tuple[Recipe, str]]:
     """The tables that rows were taken from, as far as searches are concerned; those are latecomer's own recipes."""
     found = {}
-    for row, own in told["rows"].items():
-        if "tuned_as" in own:
-            other, _, column = str(own["tuned_as"]).partition("@")
-            one_of("tuned_as", other, [known for known in names() if known != name], name)
-            there = Recipe.find(other)
-            one_of("row of tuned_as", row, there.tune.get("search", {}), other)
-            one_of("column of tuned_as", column, there.columns, other)
-            found[row] = (there, column)
+    for row, place in told.get("tuned_as", {}).items():
+        one_of("row", row, told["rows"], name)
+        other, _, column = str(place).partition("@")
+        one_of("tuned_as", other, [known for known in names() if known != name], name)
+        there = Recipe.find(other)
+        one_of("row of tuned_as", row, there.tune.get("search", {}), other)
+        one_of("column of tuned_as", column, there.columns, other)
+        found[row] = (there, column)
     return found
 
 

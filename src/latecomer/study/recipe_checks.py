@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 KEYS = {
     *("title", "paper", "about", "metrics", "claims", "simple", "settings", "columns", "rows", "numbers"),
-    *("analysis", "tune", "quick", "runs"),
+    *("analysis", "tune", "tuned_as", "quick", "runs"),
 }
 QUICK = {"about", "rows", "columns", "claims", "settings", "row", "column", "analysis"}
 ANALYSIS = {"name", "rows", "settings", "claims"}
