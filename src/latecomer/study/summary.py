@@ -69,7 +69,7 @@ def _asked(table: Table, cell: Cell) -> dict[str, Any]:
 
 
 def _plain(value: float) -> float | None:
-    return round(value, 3) if math.isfinite(value) else None
+    return round(value, 6) if math.isfinite(value) else None  # pages round it again: with three digits 0.8504 would become 0.8
 
 
 def write_summary(table: Table, out: Path) -> Path:
