@@ -55,6 +55,15 @@ def test_later_cells_replace_earlier_ones_in_either_order() -> None:
     assert results.merged(old, old).told["claims"] == old.told["claims"]
 
 
+def test_runs_that_are_summarised_again_are_told_by_the_last_summary() -> None:
+    """A cell of the one and a cell of the other would leave no claim about the two."""
+    old = results.Record(told(cell("a", 80.1, 1), cell("b", 70.2, 1), claims=True))
+    new = results.Record(told(cell("a", 80.05, 1), cell("b", 70.21, 1), claims=True))
+    for first, last in ((old, new), (new, old)):
+        both = results.merged(first, last)
+        assert (both.cells, both.told["claims"]) == (last.cells, last.told["claims"])
+
+
 def test_a_gain_over_a_simple_row_that_was_measured_again_is_no_more() -> None:
     gain = {"unseen.accuracy": "+15.5 [+14.0, +17.0]"}
     both = told(cell("local", 70, 1), cell("a", 85.5, 2, gain=gain)) | {"simple": {"": "local"}}

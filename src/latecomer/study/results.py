@@ -84,7 +84,10 @@ def read_all(paths: Sequence[Path]) -> tuple[list[Record], list[str]]:
 
 
 def merged(one: Record, other: Record) -> Record:
-    """Both, in either order the same: of a cell the later measurement, and claims whose two cells are still there.
+    """Both: of a cell the later measurement, and claims whose two cells are still there.
+
+    The order of the two matters only where the same runs were summarised twice: then the other's words count, for all
+    of its cells, as claims stand on pairs of them.
 
     A claim is about two runs, as is a gain over the best simple row; who leads, and a figure, are about all. What
     neither of the two has seen together, nobody has compared.
@@ -233,15 +236,12 @@ def label(cell: Mapping[str, Any]) -> str:
     return at(cell["row"], cell["column"])
 
 
-def _moment(cell: Mapping[str, Any]) -> tuple[str, str]:
-    """When a cell was measured; of two at the same second, one or the other, but always the same."""
-    return cell.get("started") or "", json.dumps(cell, sort_keys=True)
+def _moment(cell: Mapping[str, Any]) -> str:
+    return cell.get("started") or ""
 
 
-def _age(record: Record) -> tuple[str, str]:
-    return max((cell.get("started") or "" for cell in record.cells), default=""), json.dumps(
-        record.told, sort_keys=True
-    )
+def _age(record: Record) -> str:
+    return max(map(_moment, record.cells), default="")
 
 
 def _simplest(column: str, records: Sequence[Record], cells: Mapping[tuple[str, str], Any]) -> str | None:

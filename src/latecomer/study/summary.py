@@ -69,7 +69,7 @@ def _asked(table: Table, cell: Cell) -> dict[str, Any]:
 
 
 def _plain(value: float) -> float | None:
-    return round(value, 6) if math.isfinite(value) else None  # pages round it again: with three digits 0.8504 would become 0.8
+    return round(value, 6) if math.isfinite(value) else None  # pages round again: 0.8504 as 0.85 is 0.8
 
 
 def write_summary(table: Table, out: Path) -> Path:
