@@ -296,6 +296,12 @@ def test_a_row_of_another_table_has_what_was_found_there(own: Path) -> None:
     assert found.was_searched(found.cells()[0], quick=False)
     assert found.cells(quick=True)[0].settings["lr"] == 0.05, "a quick version is of other data"
     assert found.was_searched(found.cells(quick=True)[0], quick=True) is None
+    columns = OWN.replace('"" =', "100 =") + '[columns.100]\n[columns.500]\n[tuned_as]\nlocal = "pefll/table-1"\n'
+    own.write_text(columns, encoding="utf-8")
+    rates = {cell.key: cell.settings["lr"] for cell in there.cells() if cell.row == "local"}
+    assert rates["local", "100"] != rates["local", "500"], "else this test says nothing"
+    for cell in Recipe.find(str(own)).cells():
+        assert cell.row == "untrained" or cell.settings["lr"] == rates[cell.key], "that of its own column"
     for row, place, said in (
         ("local", "pefll/tabel-1", "pefll/table-1"),
         ("local", "pefll/table-1@50", "500"),
@@ -306,6 +312,9 @@ def test_a_row_of_another_table_has_what_was_found_there(own: Path) -> None:
             Recipe.find(str(own))
     own.write_text(OWN + '[tuned_as]\nuntrained = "pefll/table-1@500"\n')
     with pytest.raises(UnknownName, match="row of tuned_as of pefll/table-1 'untrained'"):
+        Recipe.find(str(own))
+    own.write_text(OWN + '[tuned_as]\nlocal = "pefll/table-1"\n')
+    with pytest.raises(UnknownName, match="column of tuned_as of pefll/table-1 ''"):
         Recipe.find(str(own))
 
 

@@ -4,7 +4,8 @@ A cell of the table is a run. Its settings are those of all, of its column, of i
 tuned; for a quick look of the [quick] part and as they were tuned for that. Each stands before the ones named earlier.
 A row may say in which columns it is (`columns`, names or patterns such as *-labelled), and a column at which other one
 its settings are tuned (`tuned_at`), or what is tried there of a setting, whichever row searches it (`search`). Rows
-that are taken from other tables have what was found for them there ([tuned_as], by row RECIPE@COLUMN).
+that are taken from other tables have what was found for them there ([tuned_as], by row RECIPE@COLUMN, or RECIPE where
+the columns are the same).
 
 A recipe may be `like` another one of its folder: what it does not say is as there; its [settings] and [quick] are added
 to those, other parts stand in the place of theirs. And its runs may be those of another one (`runs`), so that several
@@ -102,7 +103,9 @@ class Recipe:
     told: Mapping[str, Any] = field(repr=False)  # the file
     tuned: Mapping[str, Any] = field(repr=False, default_factory=dict)  # the file beside it
     tuned_quick: Mapping[str, Any] = field(repr=False, default_factory=dict)  # likewise, of the quick version
-    taken: Mapping[str, tuple[Recipe, str]] = field(repr=False, default_factory=dict)  # by row, and a column there
+    taken: Mapping[str, tuple[Recipe, str]] = field(
+        repr=False, default_factory=dict
+    )  # by row; a column, or "": its own
 
     @staticmethod
     def find(name: str) -> Recipe:
@@ -171,7 +174,7 @@ class Recipe:
         """Whether a search has found settings of a cell; None: [tune] searches none for its row."""
         if cell.row in self.taken and not quick:
             other, column = self.taken[cell.row]
-            return other.was_searched(replace(cell, column=column), quick)
+            return other.was_searched(replace(cell, column=column or cell.column), quick)
         if cell.row not in self.tune.get("search", {}):
             return None
         return any(key != "at" for part in self._found(cell.row, cell.column, quick) for key in part)
@@ -212,7 +215,7 @@ class Recipe:
         """What searches found of a row's settings, for all columns and for this one."""
         if row in self.taken and not quick:
             other, there = self.taken[row]
-            return other._found(row, there, quick)
+            return other._found(row, there or column, quick)
         part = (self.tuned_quick if quick else self.tuned).get("rows", {}).get(row, {})
         return [part, part.get("at", {}).get(self.tuned_at(column), {})]
 
@@ -253,7 +256,8 @@ def _taken(name: str, told: Mapping[str, Any]) -> dict[str, tuple[Recipe, str]]:
         one_of("tuned_as", other, [known for known in names() if known != name], name)
         there = Recipe.find(other)
         one_of("row of tuned_as", row, there.tune.get("search", {}), other)
-        one_of("column of tuned_as", column, there.columns, other)
+        for needed in [column] if column else told.get("columns", [""]):
+            one_of("column of tuned_as", needed, there.columns, other)
         found[row] = (there, column)
     return found
 
