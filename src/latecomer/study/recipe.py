@@ -19,7 +19,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,9 +103,7 @@ class Recipe:
     told: Mapping[str, Any] = field(repr=False)  # the file
     tuned: Mapping[str, Any] = field(repr=False, default_factory=dict)  # the file beside it
     tuned_quick: Mapping[str, Any] = field(repr=False, default_factory=dict)  # likewise, of the quick version
-    taken: Mapping[str, tuple[Recipe, str]] = field(
-        repr=False, default_factory=dict
-    )  # by row; a column, or "": its own
+    taken: Mapping[str, tuple[Recipe, str]] = field(repr=False, default_factory=dict)  # by row; "": the same column
 
     @staticmethod
     def find(name: str) -> Recipe:
@@ -171,11 +169,9 @@ class Recipe:
         return {name: here.get(name, tried) for name, tried in own.items()} if here else own
 
     def was_searched(self, cell: Cell, quick: bool) -> bool | None:
-        """Whether a search has found settings of a cell; None: [tune] searches none for its row."""
-        if cell.row in self.taken and not quick:
-            other, column = self.taken[cell.row]
-            return other.was_searched(replace(cell, column=column or cell.column), quick)
-        if cell.row not in self.tune.get("search", {}):
+        """Whether a search has found settings of a cell; None: none is made for its row."""
+        taken = cell.row in self.taken and not quick
+        if not taken and cell.row not in self.tune.get("search", {}):
             return None
         return any(key != "at" for part in self._found(cell.row, cell.column, quick) for key in part)
 
